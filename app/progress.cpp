@@ -115,6 +115,8 @@ std::vector<std::string> ProgressReporter::parts_of(const StepMetrics& metrics, 
     if (metrics.held_out_loss)
         parts.push_back(printed(
             "held-out %.4f", metrics.held_out_loss_nats_per_byte.value_or(*metrics.held_out_loss)));
+    if (!metrics.mtp_losses_nats_per_token.empty())
+        parts.push_back(printed("MTP %.4f", metrics.mtp_losses_nats_per_token.front()));
     parts.push_back(printed("grad %.3g", metrics.grad_norm));
     parts.push_back(printed("lr %.2e", metrics.lr));
     return parts;

@@ -179,8 +179,10 @@ std::uint64_t add_chunk(MemoryEstimate& all, ScratchBytes& scratch, const Sizes&
         }
         if (exchanges)
             slot.of(MemoryCategory::Communication) += s.handle;
-        if (layer.kind->place == LayerPlace::Body)
+        if (layer.kind->place == LayerPlace::Body || layer.kind->place == LayerPlace::ModuleFront)
             add_stream();
+        if (layer.kind->place == LayerPlace::ModuleFront)
+            slot.of(MemoryCategory::Activations) += 2 * s.slot.tokens * kF32; // ids and targets
     }
     add_stream();
     slot.of(MemoryCategory::Activations) += 2 * s.slot.tokens * kF32; // ids and targets

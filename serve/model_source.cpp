@@ -27,6 +27,7 @@ ModelSource::ModelSource(const std::filesystem::path& path, std::optional<Precis
         shape_ = parse_training_shape(config, name);
         kernels_ = checkpoint_->state().kernels;
     }
+    model_.mtp_depth = 0; // modules only help to train
     if (precision && *precision != shape_.precision) {
         shape_.precision = *precision;
         kernels_.clear(); // of another precision

@@ -2,6 +2,7 @@
 // Softmax cross-entropy with its gradient: loss = log(sum exp(logits)) - logits[target],
 // d_logits = scale * (softmax(logits) - onehot(target)). Target 0xFFFFFFFF: ignored, both are 0.
 // Any other target outside the vocabulary: loss and gradient are NaN.
+// Where there is a factor [1] f32, it is part of the scale.
 //   logits, d_logits [rows, vocab] with row strides of whole groups of four, may be the same
 //   memory; targets [rows] u32; loss [rows] f32
 // Dispatch: see include/rows.glsl.
@@ -23,14 +24,18 @@ vec4 load_logits(uint at, uint c) {
 
 void write_gradient(uint row, uint at, float most, float sum, uint target) {
     bool ignored = target == 0xFFFFFFFFu;
-    float factor = push.scale / sum;
+    float scale = push.scale;
+    if (push.with_factor != 0u) {
+        scale *= push.operands.factor.v[0];
+    }
+    float factor = scale / sum;
     if (!ignored && target >= push.vocab) {
         factor = uintBitsToFloat(0x7FC00000u);
     }
     FOR_COLUMNS(c, div_up(push.vocab, 4u)) {
         vec4 d = factor * exp_f32(load_logits(at, c) - vec4(most));
         uvec4 column = uvec4(4u * c) + uvec4(0u, 1u, 2u, 3u);
-        d -= mix(vec4(0), vec4(push.scale), equal(column, uvec4(target)));
+        d -= mix(vec4(0), vec4(scale), equal(column, uvec4(target)));
         d = ignored ? vec4(0) : d;
         push.operands.d_logits.v[row * push.d_stride4 + c] = store4(d);
     } NEXT_COLUMN(c, div_up(push.vocab, 4u));

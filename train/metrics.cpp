@@ -74,6 +74,16 @@ std::vector<T> list_of(const Json& json, const char* key, T (*parse)(const Json&
     return list;
 }
 
+/// Empty where there is no such list; a null in it is NaN.
+std::vector<double> numbers_if_there(const Json& json, const char* key) {
+    std::vector<double> numbers;
+    if (const auto found = json.find(key); found != json.end())
+        for (const Json& member : *found)
+            numbers.push_back(member.is_null() ? std::numeric_limits<double>::quiet_NaN()
+                                               : member.get<double>());
+    return numbers;
+}
+
 std::optional<StepMetrics> parse_metrics(std::string_view line) {
     const Json json = Json::parse(line, nullptr, false);
     if (!json.is_object()) {
@@ -93,6 +103,7 @@ std::optional<StepMetrics> parse_metrics(std::string_view line) {
         metrics.loss_nats_per_byte = real_if_there(json, "loss_nats_per_byte");
         metrics.held_out_loss = real_if_there(json, "held_out_loss");
         metrics.held_out_loss_nats_per_byte = real_if_there(json, "held_out_loss_nats_per_byte");
+        metrics.mtp_losses_nats_per_token = numbers_if_there(json, "mtp_losses_nats_per_token");
         metrics.experts = list_of<ExpertBalance>(json, "experts", parse_balance);
         metrics.moves = list_of<MovedExpert>(json, "moves", parse_move);
         return metrics;
@@ -169,6 +180,8 @@ std::string format_metrics(const StepMetrics& metrics) {
     json["seconds_waited"] = metrics.seconds_waited;
     add_if_there("held_out_loss", metrics.held_out_loss);
     add_if_there("held_out_loss_nats_per_byte", metrics.held_out_loss_nats_per_byte);
+    if (!metrics.mtp_losses_nats_per_token.empty())
+        json["mtp_losses_nats_per_token"] = metrics.mtp_losses_nats_per_token;
     for (const ExpertBalance& balance : metrics.experts)
         json["experts"].push_back(to_json(balance));
     for (const MovedExpert& move : metrics.moves)

@@ -33,9 +33,9 @@ StepTotals::Sums StepTotals::sum_with_bytes(double value) {
 
 namespace {
 
-/// What a rank tells the others behind a step, as one row of numbers: pairs of a micro-batch and
-/// its loss; layers, each with what was kept, or -1, how many loads it has and these; how many
-/// numbers the layers take; whether to save, whether to stop; seconds waited.
+/// What a rank tells the others behind a step, as one row of numbers: micro-batches, each with how
+/// many losses it has and these; layers, each with what was kept, or -1, how many loads it has and
+/// these; how many numbers the layers take; whether to save, whether to stop; seconds waited.
 constexpr std::size_t kBehindLoads = 4;
 
 void append(std::vector<double>& row, const LayerLoads& layer) {
@@ -64,19 +64,21 @@ StepTotals::Losses StepTotals::sum_losses(StepAsks asks, const std::vector<Layer
     std::vector<double> mine;
     for (const auto& [micro_batch, loss] : losses_) {
         mine.push_back(static_cast<double>(micro_batch));
-        mine.push_back(loss);
+        mine.push_back(static_cast<double>(1 + loss.of_modules.size()));
+        mine.push_back(loss.sum);
+        mine.insert(mine.end(), loss.of_modules.begin(), loss.of_modules.end());
     }
-    const std::size_t pairs = mine.size();
+    const std::size_t of_losses = mine.size();
     for (const LayerLoads& layer : loads)
         append(mine, layer);
-    mine.push_back(static_cast<double>(mine.size() - pairs));
+    mine.push_back(static_cast<double>(mine.size() - of_losses));
     mine.push_back(asks.save ? 1 : 0);
     mine.push_back(asks.stop ? 1 : 0);
     const double waited = traffic().seconds_waited;
     mine.push_back(waited - std::exchange(counted_.seconds_waited, waited));
     std::vector<HostCollectives::Bytes> parts;
     in_collective([&] { parts = everyone_.all_gather(std::as_bytes(std::span(mine))); });
-    std::map<double, double> all;
+    std::map<double, std::vector<double>> all;
     Losses losses;
     for (const auto& part : parts) {
         const std::vector<double> values = numbers_of(part);
@@ -86,12 +88,19 @@ StepTotals::Losses StepTotals::sum_losses(StepAsks asks, const std::vector<Layer
         losses.asked.save |= row[row.size() - 3] != 0;
         const auto numbers = static_cast<std::size_t>(row[row.size() - kBehindLoads]);
         const std::size_t first = row.size() - kBehindLoads - numbers;
-        for (std::size_t i = 0; i < first; i += 2)
-            all[row[i]] = row[i + 1];
+        for (std::size_t i = 0; i < first;) {
+            const auto of_one = row.subspan(i + 2, static_cast<std::size_t>(row[i + 1]));
+            all[row[i]].assign(of_one.begin(), of_one.end());
+            i += 2 + of_one.size();
+        }
         read_loads(row.subspan(first, numbers), losses.expert_loads);
     }
-    for (const auto& [micro_batch, loss] : all)
-        losses.sum += loss;
+    for (const auto& [micro_batch, of_one] : all) {
+        losses.sum += of_one.front();
+        losses.of_modules.resize(of_one.size() - 1);
+        for (std::size_t i = 1; i < of_one.size(); ++i)
+            losses.of_modules[i - 1] += of_one[i];
+    }
     std::ranges::sort(losses.expert_loads, {}, &LayerLoads::layer);
     return losses;
 }

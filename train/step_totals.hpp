@@ -40,8 +40,11 @@ public:
     void watch(std::function<Traffic()> connection) {
         connections_.push_back(std::move(connection));
     }
-    /// Of a micro-batch of the global batch: summed over its tokens. Not while sum_losses() runs.
-    void note_loss(std::uint64_t micro_batch, double loss) { losses_[micro_batch] = loss; }
+    /// Of a micro-batch of the global batch, the model's and those of its MTP modules: each summed
+    /// over the tokens. Not while sum_losses() runs.
+    void note_loss(std::uint64_t micro_batch, double loss, std::vector<double> of_modules = {}) {
+        losses_[micro_batch] = {loss, std::move(of_modules)};
+    }
 
     /// Whoever comes early to a collective of the host waits in it.
     template <class Call>
@@ -73,6 +76,7 @@ public:
     /// asks, and the loads that they bring, each layer's from one rank, by layer.
     struct Losses {
         double sum = 0, seconds_waited = 0;
+        std::vector<double> of_modules;
         StepAsks asked;
         std::vector<LayerLoads> expert_loads;
     };
@@ -83,9 +87,13 @@ private:
 
     HostCollectives& everyone_;
     std::vector<std::function<Traffic()>> connections_;
-    std::map<std::uint64_t, double> losses_; ///< of this rank's micro-batches
-    double host_seconds_ = 0;                ///< waited in collectives of the host
-    Traffic counted_;                        ///< in steps before, or left out
+    struct Loss {
+        double sum = 0;
+        std::vector<double> of_modules;
+    };
+    std::map<std::uint64_t, Loss> losses_; ///< of this rank's micro-batches
+    double host_seconds_ = 0;              ///< waited in collectives of the host
+    Traffic counted_;                      ///< in steps before, or left out
 };
 
 } // namespace bellows

@@ -96,6 +96,9 @@ std::string summary_event(const StepMetrics& metrics) {
     add("loss/nats_per_byte", metrics.loss_nats_per_byte);
     add("held_out_loss/nats_per_token", metrics.held_out_loss);
     add("held_out_loss/nats_per_byte", metrics.held_out_loss_nats_per_byte);
+    for (std::size_t k = 0; k < metrics.mtp_losses_nats_per_token.size(); ++k)
+        add("mtp_loss/nats_per_token/module_" + std::to_string(k),
+            metrics.mtp_losses_nats_per_token[k]);
     add("training/grad_norm", metrics.grad_norm);
     add("training/lr", metrics.lr);
     add("speed/tokens_per_s", metrics.tokens_per_s);

@@ -52,6 +52,9 @@ void for_each_field(Config& c, Visit&& visit) {
     visit("adam_eps", c.adam_eps, 1e-30, 1.0);
     visit("weight_decay", c.weight_decay, 0.0, 1e3);
     visit("clip_norm", c.clip_norm, 0.0, kHuge);
+    visit("mtp_weight", c.mtp_weight, 0.0, 1e6);
+    visit("mtp_late_weight", c.mtp_late_weight, 0.0, 1e6);
+    visit("mtp_late_from", c.mtp_late_from, 0, kAny);
     for_each_shape_field(c, visit);
     visit("device", c.device, 0, 0);
     visit("device_link", c.device_link, 0, 0);
@@ -178,6 +181,11 @@ double learning_rate(const TrainConfig& config, std::uint64_t step) {
                         static_cast<double>(config.decay_steps - config.warmup_steps);
     const double cosine = std::cos(std::numbers::pi * std::min(done, 1.0));
     return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + cosine);
+}
+
+double mtp_weight(const TrainConfig& config, std::uint64_t step) {
+    const bool late = config.mtp_late_from > 0 && step >= config.mtp_late_from;
+    return late ? config.mtp_late_weight : config.mtp_weight;
 }
 
 } // namespace bellows

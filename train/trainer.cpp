@@ -138,6 +138,11 @@ const RunConfig& validated(const RunConfig& config, const RunLayout& layout, con
         throw Error(ErrorCode::InvalidArgument, "the layout has dp = " + std::to_string(layout.dp) +
                                                     " and ep = " + std::to_string(layout.ep) +
                                                     "; resolve_layout() fills in what is 0");
+    if (config.model.mtp_depth >= config.train.seq)
+        throw Error(ErrorCode::InvalidArgument,
+                    "mtp_depth = " + std::to_string(config.model.mtp_depth) +
+                        " MTP modules need sequences of more tokens than seq = " +
+                        std::to_string(config.train.seq));
     return config;
 }
 
@@ -165,7 +170,7 @@ ExpertBalancer::Desc balance_of(const RunConfig& config, const RunLayout& layout
     const ModelConfig& model = config.model;
     const std::uint64_t nodes = even_nodes(topology, group);
     return {.dense_layers = model.dense_layers,
-            .layers = model.layers,
+            .layers = model.all_layers(),
             .experts = model.routed_experts,
             .groups = model.n_group,
             .ranks = layout.ep,
@@ -208,6 +213,7 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
               .limit = limit,
               .seq = c.train.seq,
               .first_micro_batch = d * c.train.micro_batches,
+              .batch = c.train.batch,
               .totals = totals} {
     if (&most_summed() == replicas.get()) // else it has nobody to sum with
         dense->use_memory_of(*replicas);
@@ -297,7 +303,7 @@ void Trainer::Impl::check_copies() const {
 
 void Trainer::Impl::connect_ends() {
     const auto pair = ranks_of_ends(schedule);
-    if (!config.model.tied_embeddings || !pair)
+    if (!config.model.embedding_at_both_ends() || !pair)
         return;
     ends_transport = transport_of(world, device, config); // all ranks open it
     if (place != pair->first && place != pair->last)
@@ -584,6 +590,7 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
         slots->clear_gradients();
     counts->begin_step();
     running.index = step;
+    running.mtp_weight = mtp_weight(config.train, step + 1);
     running.source = &sequences;
     executor->run();
     optimizer->finish_gradients();
@@ -612,6 +619,10 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     result.expert_loads = std::move(losses.expert_loads);
     place_experts(step, result);
     result.loss = losses.sum / static_cast<double>(config.train.batch * config.train.seq);
+    for (std::size_t k = 0; k < losses.of_modules.size(); ++k)
+        result.mtp_losses.push_back(
+            losses.of_modules[k] /
+            static_cast<double>(config.train.batch * (config.train.seq - k - 1)));
     result.seconds_waited = losses.seconds_waited;
     count_left_out(step, result);
     return result;

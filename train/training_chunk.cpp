@@ -5,7 +5,9 @@
 #include <bellows/engine/ops.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -67,46 +69,92 @@ void TrainingChunk::clear_gradients(OpKind op, std::size_t node, std::uint64_t m
         step_.clearing->finish();
 }
 
-void TrainingChunk::post_data(std::uint64_t micro_batch, std::uint64_t slot) {
-    const std::uint64_t seq = step_.seq, sequences = stage_.tokens() / seq;
-    const std::uint64_t first = (step_.first_micro_batch + micro_batch) * sequences;
-    std::vector<std::uint32_t> tokens(stage_.tokens()), targets(stage_.tokens()), line(seq + 1);
-    for (std::uint64_t i = 0; i < sequences; ++i) {
-        const std::uint64_t all = step_.held_out != nullptr ? step_.held_out->num_sequences : 0;
-        const bool fills_up = step_.held_out != nullptr && first + i >= all;
-        (*step_.source)(step_.index, fills_up ? (first + i) % all : first + i, line);
-        std::copy_n(line.begin(), seq, tokens.begin() + static_cast<std::ptrdiff_t>(i * seq));
-        if (fills_up)
-            std::ranges::fill(line, ops::kIgnoreTarget);
-        std::copy_n(line.begin() + 1, seq, targets.begin() + static_cast<std::ptrdiff_t>(i * seq));
+namespace {
+
+/// What positions of some sequences get: the token `ahead` of each in its line, which has one more
+/// than positions; where there is none, `beyond` or, without it, the line's last. Sequences from
+/// `filled` on get `beyond` alone, if there is one.
+std::vector<std::uint32_t> tokens_ahead(std::span<const std::uint32_t> lines, std::uint64_t seq,
+                                        std::uint64_t ahead,
+                                        std::optional<std::uint32_t> beyond = std::nullopt,
+                                        std::uint64_t filled = ~std::uint64_t{0}) {
+    std::vector<std::uint32_t> tokens;
+    for (std::uint64_t i = 0; i < lines.size() / (seq + 1); ++i) {
+        const auto line = lines.subspan(i * (seq + 1), seq + 1);
+        for (std::uint64_t at = ahead; at < seq + ahead; ++at)
+            tokens.push_back(beyond && (at > seq || i >= filled) ? *beyond
+                                                                 : line[std::min(at, seq)]);
     }
-    Buffer& token_buffer = stage_.token_buffer(slot);
-    Buffer& target_buffer = stage_.target_buffer(slot);
+    return tokens;
+}
+
+} // namespace
+
+void TrainingChunk::post_data(std::uint64_t micro_batch, std::uint64_t slot) {
+    const std::uint64_t seq = step_.seq;
+    const std::uint64_t first = (step_.first_micro_batch + micro_batch) * sequences();
+    const std::uint64_t all = step_.held_out != nullptr ? step_.held_out->num_sequences
+                                                        : std::numeric_limits<std::uint64_t>::max();
+    std::vector<std::uint32_t> lines(sequences() * (seq + 1)); // each with the token behind it
+    for (std::uint64_t i = 0; i < sequences(); ++i)
+        (*step_.source)(step_.index, (first + i) % all,
+                        std::span(lines).subspan(i * (seq + 1), seq + 1));
     LaneJob job;
     job.name = "data of micro-batch " + std::to_string(micro_batch);
-    job.accesses = {{token_buffer.view(), Access::Write}, {target_buffer.view(), Access::Write}};
-    job.step = [&token_buffer, &target_buffer, tokens = std::move(tokens),
-                targets = std::move(targets)](LaneContext&) {
-        std::memcpy(token_buffer.mapped(), tokens.data(), tokens.size() * 4);
-        std::memcpy(target_buffer.mapped(), targets.data(), targets.size() * 4);
-        return Progress::Done;
-    };
+    write_data(job, slot, std::move(lines), all - std::min(all, first));
     data_.post(std::move(job));
 }
 
+/// Sequences from with_targets on only fill up what is computed.
+void TrainingChunk::write_data(LaneJob& job, std::uint64_t slot, std::vector<std::uint32_t> lines,
+                               std::uint64_t with_targets) {
+    const std::uint64_t seq = step_.seq;
+    std::vector<std::pair<Buffer*, std::vector<std::uint32_t>>> written;
+    const auto write = [&](Buffer& buffer, std::vector<std::uint32_t> values) {
+        job.accesses.push_back({buffer.view(), Access::Write});
+        written.emplace_back(&buffer, std::move(values));
+    };
+    write(stage_.token_buffer(slot), tokens_ahead(lines, seq, 0));
+    write(stage_.target_buffer(slot),
+          tokens_ahead(lines, seq, 1, ops::kIgnoreTarget, with_targets));
+    const std::span<ModuleBuffers> modules = stage_.module_buffers(slot);
+    for (std::size_t k = 0; k < modules.size(); ++k) {
+        write(modules[k].tokens, tokens_ahead(lines, seq, k + 1));
+        write(modules[k].targets,
+              tokens_ahead(lines, seq, k + 2, ops::kIgnoreTarget, with_targets));
+        const auto predicted = static_cast<double>(step_.batch * (seq - k - 1));
+        const auto factor = static_cast<float>(step_.mtp_weight /
+                                               (static_cast<double>(modules.size()) * predicted));
+        write(modules[k].factor, {std::bit_cast<std::uint32_t>(factor)});
+    }
+    job.step = [written = std::move(written)](LaneContext&) {
+        for (const auto& [buffer, values] : written)
+            std::memcpy(buffer->mapped(), values.data(), values.size() * 4);
+        return Progress::Done;
+    };
+}
+
 void TrainingChunk::post_loss(std::uint64_t micro_batch, std::uint64_t slot) {
-    Buffer& buffer = stage_.loss_buffer(slot);
+    std::vector<const Buffer*> losses = {&stage_.loss_buffer(slot)};
+    for (const ModuleBuffers& module : stage_.module_buffers(slot))
+        losses.push_back(&module.loss);
     LaneJob job;
     job.name = "loss of micro-batch " + std::to_string(micro_batch);
-    job.accesses = {{buffer.view(), Access::Read}};
-    job.step = [&totals = step_.totals, held_out = step_.held_out, &buffer,
+    for (const Buffer* buffer : losses)
+        job.accesses.push_back({buffer->view(), Access::Read});
+    job.step = [&totals = step_.totals, held_out = step_.held_out, losses = std::move(losses),
                 number = step_.first_micro_batch + micro_batch](LaneContext&) {
-        const auto pair = buffer.mapped_as<const float>();
-        const double loss = static_cast<double>(pair[0]) + static_cast<double>(pair[1]);
+        std::vector<double> sums;
+        for (const Buffer* buffer : losses) {
+            const auto pair = buffer->mapped_as<const float>();
+            sums.push_back(static_cast<double>(pair[0]) + static_cast<double>(pair[1]));
+        }
+        const double loss = sums.front();
+        sums.erase(sums.begin());
         if (held_out != nullptr)
             held_out->by_micro_batch[number] = loss;
         else
-            totals.note_loss(number, loss);
+            totals.note_loss(number, loss, std::move(sums));
         return Progress::Done;
     };
     step_.last_loss = losses_.post(std::move(job));

@@ -38,10 +38,12 @@ struct RunningStep {
     std::chrono::milliseconds limit;     ///< of each wait for a node's last run
     std::uint64_t seq = 0;               ///< tokens of a sequence
     std::uint64_t first_micro_batch = 0; ///< of the global batch: this rank's first
+    std::uint64_t batch = 0;             ///< sequences of the global batch
     StepTotals& totals;
     GradientClearing* clearing = nullptr; ///< of the rank's gradients
     // Of the step that runs:
     std::uint64_t index = 0;
+    double mtp_weight = 0; ///< of the mean loss of all MTP modules
     const SequenceSource* source = nullptr;
     TimePoint last_loss{};             ///< of those handed in
     HeldOutLosses* held_out = nullptr; ///< not null: forwards alone, which leave gradients alone
@@ -83,7 +85,10 @@ private:
     }
     TimePoint run(const Node& node, std::span<const TimePoint> waits);
     void clear_gradients(OpKind op, std::size_t node, std::uint64_t micro_batch);
+    std::uint64_t sequences() const noexcept { return stage_.tokens() / step_.seq; }
     void post_data(std::uint64_t micro_batch, std::uint64_t slot);
+    void write_data(LaneJob& job, std::uint64_t slot, std::vector<std::uint32_t> lines,
+                    std::uint64_t with_targets);
     void post_loss(std::uint64_t micro_batch, std::uint64_t slot);
 
     RunningStep& step_;

@@ -294,6 +294,7 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     metrics.step = step + 1;
     metrics.loss = result.loss;
     metrics.loss_nats_per_byte = result.loss / bytes_per_token_;
+    metrics.mtp_losses_nats_per_token = result.mtp_losses;
     metrics.grad_norm = result.grad_norm;
     metrics.lr = learning_rate(train_, step + 1);
     metrics.seconds = seconds;

@@ -343,6 +343,12 @@ HfConfig parse_hf_config(std::string_view text, std::string_view source) {
     read_layers(keys, config.type, usual, model);
     for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})
         config.mtp_modules = std::max(config.mtp_modules, keys.count(key).value_or(0));
+    constexpr std::uint64_t kMostModules = 16;
+    if (config.mtp_modules > kMostModules)
+        throw Error(ErrorCode::InvalidArgument,
+                    file + ": " + std::to_string(config.mtp_modules) +
+                        " layers that predict further tokens are not supported, " +
+                        std::to_string(kMostModules) + " are");
     for (const char* key : {"dtype", "torch_dtype"})
         if (const auto name = keys.text(key))
             config.dtype = *name;

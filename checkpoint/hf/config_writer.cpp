@@ -88,7 +88,7 @@ void add_deepseek_experts(Json& json, const ModelConfig& c, HfModelType type) {
     const bool v3 = type == HfModelType::DeepseekV3;
     json["first_k_dense_replace"] = c.dense_layers;
     json["moe_layer_freq"] = 1;
-    json["num_nextn_predict_layers"] = 0;
+    json["num_nextn_predict_layers"] = c.mtp_depth;
     if (c.moe_layers() == 0)
         return;
     json["moe_intermediate_size"] = c.moe_ffn;
@@ -130,7 +130,11 @@ void add_tokens(Json& json, const HfOutput& output) {
 } // namespace
 
 HfModelType hf_model_type(const ModelConfig& model) {
-    return model.is_mla() ? mla_type(model) : gqa_type(model);
+    const HfModelType type = model.is_mla() ? mla_type(model) : gqa_type(model);
+    if (model.mtp_depth > 0 && type != HfModelType::DeepseekV3)
+        refuse("MTP modules, apart from deepseek_v3, and this is " + std::string(to_string(type)) +
+               " (mtp_depth in [model])");
+    return type;
 }
 
 std::string format_hf_config(const ModelConfig& c, const HfOutput& output) {

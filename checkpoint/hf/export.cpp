@@ -269,7 +269,7 @@ std::string changed_config(const HfFolder& source, const HfOutput& output) {
     json.erase("auto_map"); // code that is not copied
     for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})
         if (json.contains(key))
-            json[key] = 0;
+            json[key] = source.config().model.mtp_depth;
     if (!output.fp8)
         json.erase("quantization_config");
     else if (!source.config().fp8)

@@ -6,6 +6,7 @@
 
 #include <bellows/base/error.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -32,6 +33,7 @@ FolderSource::FolderSource(const HfFolder& folder) {
                 tensors_.push_back({part.tensor, part.shape, info, 0, 0,
                                     &folder.tensors().find(part.tensor)->second});
     }
+    repeat_ends(folder.config().model);
     for (ExportTensor& tensor : tensors_)
         if (tensor.stored->type == StoredType::F8_E4M3)
             tensor.scales = &folder.tensors().find(scales_name(tensor.name))->second;
@@ -54,6 +56,21 @@ void FolderSource::read(const ExportTensor& tensor, std::uint64_t first,
                                             " has an FP8 code or a scale that is no finite number");
 }
 
+void ExportSource::repeat_ends(const ModelConfig& model) {
+    const auto of_model = [this](const char* name) {
+        return *std::ranges::find(tensors_, name, &ExportTensor::name);
+    };
+    for (std::uint64_t layer = model.layers; layer < model.all_layers(); ++layer) {
+        const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+        ExportTensor embedding = of_model("model.embed_tokens.weight");
+        ExportTensor head = model.tied_embeddings ? embedding : of_model("lm_head.weight");
+        embedding.name = prefix + "embed_tokens.weight";
+        head.name = prefix + "shared_head.head.weight";
+        tensors_.push_back(std::move(embedding));
+        tensors_.push_back(std::move(head));
+    }
+}
+
 ParameterSource::ParameterSource(const ModelConfig& model, Read read) : read_(std::move(read)) {
     for (const ParameterInfo& info : parameters(model)) {
         std::uint64_t first_row = 0;
@@ -63,6 +80,7 @@ ParameterSource::ParameterSource(const ModelConfig& model, Read read) : read_(st
             first_row += part.rows;
         }
     }
+    repeat_ends(model);
 }
 
 void ParameterSource::read(const ExportTensor& tensor, std::uint64_t first,

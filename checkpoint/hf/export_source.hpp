@@ -42,6 +42,10 @@ public:
                       std::span<float> out) const = 0;
 
 protected:
+    /// Adds the embedding and the head once more for each MTP module, as DeepSeek's folders have
+    /// them.
+    void repeat_ends(const ModelConfig& model);
+
     std::vector<ExportTensor> tensors_; ///< in the order of the forward pass
 };
 

@@ -47,6 +47,7 @@ HfFolder::HfFolder(const fs::path& folder) {
     (void)file_in(folder_, kHfConfigFile);
     config_ = load_hf_config(folder_);
     open_files();
+    find_modules();
     check_tensors();
     check_head();
     find_coded_experts();
@@ -108,6 +109,35 @@ void HfFolder::open_file(const std::string& name) {
         tensor.file = path.string();
         tensors_.emplace(stored.name, std::move(tensor));
     }
+}
+
+bool HfFolder::same_tensors(std::string_view one, std::string_view other) const {
+    const auto a = tensors_.find(one), b = tensors_.find(other);
+    return a != tensors_.end() && b != tensors_.end() && a->second.type == b->second.type &&
+           a->second.shape == b->second.shape &&
+           std::ranges::equal(a->second.bytes, b->second.bytes);
+}
+
+/// MTP modules are layers behind the last (deepseek_v3), each with the model's embedding and head
+/// once more. Where they have others, or are not there, the model does without.
+void HfFolder::find_modules() {
+    const std::uint64_t last = config_.model.layers + config_.mtp_modules;
+    for (std::uint64_t layer = config_.model.layers; layer < last; ++layer) {
+        const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+        if (config_.type != HfModelType::DeepseekV3)
+            return;
+        for (const char* own : {"enorm", "hnorm", "eh_proj", "shared_head.norm"})
+            if (!tensors_.contains(prefix + own + ".weight"))
+                return;
+        const std::string head =
+            config_.model.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+        for (const auto& [copy, of_model] :
+             {std::pair(prefix + "embed_tokens.weight", std::string("model.embed_tokens.weight")),
+              std::pair(prefix + "shared_head.head.weight", head)})
+            if (tensors_.contains(copy) && !same_tensors(copy, of_model))
+                return;
+    }
+    config_.model.mtp_depth = config_.mtp_modules;
 }
 
 /// Layers behind the last predict further tokens (deepseek_v3); tables of angles follow from the
@@ -202,12 +232,9 @@ void HfFolder::check_head() {
     const auto head = tensors_.find("lm_head.weight");
     if (head == tensors_.end() || !config_.model.tied_embeddings)
         return;
-    const HfTensor& embedding = tensors_.find("model.embed_tokens.weight")->second;
-    const auto& there = head->second;
-    if (there.type != embedding.type || there.shape != embedding.shape ||
-        std::memcmp(there.bytes.data(), embedding.bytes.data(), there.bytes.size()) != 0)
+    if (!same_tensors(head->first, "model.embed_tokens.weight"))
         throw Error(ErrorCode::InvalidArgument,
-                    in_quotes(there.file) +
+                    in_quotes(head->second.file) +
                         ": lm_head.weight differs from model.embed_tokens.weight, though "
                         "tie_word_embeddings is true");
     unused_.push_back(head->first);

@@ -19,7 +19,8 @@ BufferView padded_memory(const Arguments& arguments, const char* name, const Ten
 } // namespace
 
 void cross_entropy(Recording& recording, const TensorView& logits, const TensorView& targets,
-                   const TensorView& loss, const TensorView& d_logits, float scale) {
+                   const TensorView& loss, const TensorView& d_logits, float scale,
+                   const TensorView& factor) {
     const Arguments arguments("cross_entropy");
     arguments.rank("logits", logits, 2);
     arguments.activation("logits", logits);
@@ -31,6 +32,9 @@ void cross_entropy(Recording& recording, const TensorView& logits, const TensorV
     if (d_logits.buffer) {
         arguments.strided("d_logits", d_logits, logits.dtype, {rows, vocab});
     }
+    if (factor.buffer) {
+        arguments.tensor("factor", factor, DType::F32, {1});
+    }
     if (rows == 0) {
         return;
     }
@@ -40,6 +44,7 @@ void cross_entropy(Recording& recording, const TensorView& logits, const TensorV
                                  .constants = {plan.local_size, plan.row_per_workgroup},
                                  .logits = padded_memory(arguments, "logits", logits),
                                  .targets = arguments.memory("targets", targets, 1),
+                                 .factor = loss_memory,
                                  .loss = loss_memory,
                                  .d_logits = loss_memory,
                                  .rows = arguments.u32("rows", rows),
@@ -47,6 +52,10 @@ void cross_entropy(Recording& recording, const TensorView& logits, const TensorV
                                  .stride4 =
                                      arguments.groups_of_4("logits' row stride", logits.stride[0]),
                                  .scale = scale};
+    if (factor.buffer) {
+        kernel.factor = arguments.memory("factor", factor, 1);
+        kernel.with_factor = 1;
+    }
     if (d_logits.buffer) {
         kernel.d_logits = padded_memory(arguments, "d_logits", d_logits);
         kernel.d_stride4 = arguments.groups_of_4("d_logits' row stride", d_logits.stride[0]);

@@ -7,6 +7,7 @@
 #include <bellows/shape/vocabulary.hpp>
 
 #include <algorithm>
+#include <utility>
 
 namespace bellows {
 
@@ -15,6 +16,13 @@ struct Head::Impl {
     ParameterStore& parameters;
     LayerScratch& scratch;
     const Parameter &gain, &matrix;
+    bool of_module;
+
+    /// What its declaration is called, and its nodes are with this letter.
+    const char* kind() const { return of_module ? "mtp_head" : "head"; }
+    std::string node(char letter) const {
+        return std::string(of_module ? "MTP_" : "") + "HEAD(" + letter + ")";
+    }
 
     float eps() const { return static_cast<float>(config.norm_eps); }
     std::uint64_t columns() const { return padded_vocabulary(config.vocabulary); }
@@ -40,6 +48,9 @@ class HeadSlot final : public RecordedSlot {
 public:
     HeadSlot(const Head::Impl& layer, const HeadSlotDesc& desc);
 
+    const TensorView& normed() const noexcept { return norm_; }
+    const TensorView& normed_gradient() const noexcept { return d_norm_; }
+
 private:
     using Frame = Arena::Frame;
 
@@ -56,15 +67,15 @@ private:
 };
 
 HeadSlot::HeadSlot(const Head::Impl& layer, const HeadSlotDesc& desc)
-    : RecordedSlot("head", layer.config,
+    : RecordedSlot(layer.kind(), layer.config,
                    slot_shape(layer.parameters, desc.x.extent[0], 1, /*training=*/true),
                    layer.parameters.device(), layer.scratch, desc.name),
       layer_(layer), t_(desc), tokens_(desc.x.extent[0]), norm_(tensor("norm")),
       inv_rms_(tensor("inverse rms")), d_logits_(tensor("logit gradient")),
       d_norm_(tensor("norm gradient")) {
-    record("HEAD(F)", [&](Recording& r, Frame& scratch) { forward(r, scratch); });
-    record("HEAD(B)", [&](Recording& r, Frame& scratch) { input_gradient(r, scratch); });
-    record("HEAD(W)", [&](Recording& r, Frame& scratch) { weight_gradient(r, scratch); });
+    record(layer.node('F'), [&](Recording& r, Frame& scratch) { forward(r, scratch); });
+    record(layer.node('B'), [&](Recording& r, Frame& scratch) { input_gradient(r, scratch); });
+    record(layer.node('W'), [&](Recording& r, Frame& scratch) { weight_gradient(r, scratch); });
 }
 
 void HeadSlot::forward(Recording& r, Frame& scratch) const {
@@ -81,7 +92,7 @@ void HeadSlot::forward(Recording& r, Frame& scratch) const {
         ops::gemm_nt(r, norm_.rows(first, rows), layer_.padded_matrix(), padded);
         // What stands behind the vocabulary is zero and stays so.
         ops::cross_entropy(r, logits, t_.targets.rows(first, rows), losses.rows(first, rows),
-                           logits, t_.scale);
+                           logits, t_.scale, t_.factor);
         if (!in_place)
             ops::cast(r, padded, d_logits_.rows(first, rows));
     }
@@ -89,7 +100,7 @@ void HeadSlot::forward(Recording& r, Frame& scratch) const {
 }
 
 void HeadSlot::input_gradient(Recording& r, Frame&) const {
-    ops::gemm_nn(r, d_logits_, layer_.padded_matrix(), d_norm_);
+    ops::gemm_nn(r, d_logits_, layer_.padded_matrix(), d_norm_, t_.module_behind);
     ops::rmsnorm_dgrad(r, d_norm_, t_.x, layer_.gain.weight, inv_rms_, t_.dx, false);
 }
 
@@ -120,16 +131,23 @@ public:
 
 } // namespace
 
-Head::Head(const ModelConfig& config, ParameterStore& parameters, LayerScratch& scratch)
+Head::Head(const ModelConfig& config, ParameterStore& parameters, LayerScratch& scratch,
+           std::optional<std::uint64_t> module)
     : impl_(new Impl{
-          config, parameters, scratch, parameters.at("model.norm.weight"),
-          parameters.at(config.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight")}) {
+          config, parameters, scratch,
+          parameters.at(module
+                            ? "model.layers." + std::to_string(*module) + ".shared_head.norm.weight"
+                            : "model.norm.weight"),
+          parameters.at(config.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight"),
+          module.has_value()}) {
 }
 
 Head::~Head() = default;
 
-std::unique_ptr<LayerSlot> Head::create_slot(const HeadSlotDesc& desc) const {
-    return std::make_unique<HeadSlot>(*impl_, desc);
+HeadSlotParts Head::create_slot(const HeadSlotDesc& desc) const {
+    auto slot = std::make_unique<HeadSlot>(*impl_, desc);
+    const TensorView normed = slot->normed(), gradient = slot->normed_gradient();
+    return {std::move(slot), normed, gradient};
 }
 
 std::unique_ptr<LayerSlot> Head::create_logits_slot(const std::string& name, const TensorView& x,

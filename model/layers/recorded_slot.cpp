@@ -127,13 +127,13 @@ BufferView RecordedSlot::workspace(const char* what, std::uint64_t bytes) {
     return make_memory(what, bytes, MemoryCategory::Scratch);
 }
 
-NodeInfo RecordedSlot::next_node(const char* name) {
+NodeInfo RecordedSlot::next_node(const std::string& name) {
     if (recorded_ == declared_.size() || declared_[recorded_].name != name)
         throw Error(ErrorCode::Internal, name_ + ": " + name + " is not the next declared node");
     return declared_[recorded_++];
 }
 
-void RecordedSlot::record(const char* name, const LayerScratch::Work& work) {
+void RecordedSlot::record(const std::string& name, const LayerScratch::Work& work) {
     const NodeInfo node = next_node(name);
     add_recording(node, scratch_.record(node, name_ + " " + name, work));
 }

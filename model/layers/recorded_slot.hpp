@@ -49,7 +49,7 @@ protected:
     KeptSwiglu swiglu(const std::string& prefix) const;
 
     /// Records `work` as the next declared node, which has that name.
-    void record(const char* name, const LayerScratch::Work& work);
+    void record(const std::string& name, const LayerScratch::Work& work);
     /// Hands the next declared node, one of the exchange, in by `submit`.
     void add_exchange(const char* name, std::function<TimePoint()> submit);
 
@@ -66,7 +66,7 @@ private:
     Kept make(const BufferInfo& info);
     Kept make_rows(const BufferInfo& info, ExchangeHandle& rows);
     const Kept& kept(const std::string& name) const;
-    NodeInfo next_node(const char* name);
+    NodeInfo next_node(const std::string& name);
 
     SlotShape shape_;
     Device& device_;

@@ -22,6 +22,7 @@ const Field kFields[] = {
     {"hidden", &C::hidden, true, 8, kMaxSize, 8},
     {"layers", &C::layers, true, 1, 1024},
     {"dense_layers", &C::dense_layers, true, 0, 1024},
+    {"mtp_depth", &C::mtp_depth, false, 0, 16},
     {"attention", &C::attention},
     {"heads", &C::heads, true, 1, 4096},
     {"q_lora_rank", &C::q_lora_rank, false, 0, kMaxSize, 8},

@@ -38,6 +38,8 @@ const char* to_string(ParameterKind kind) noexcept {
         return "ffn";
     case ParameterKind::Expert:
         return "expert";
+    case ParameterKind::Projection:
+        return "projection";
     case ParameterKind::Router:
         return "router";
     case ParameterKind::RouterBias:

@@ -15,25 +15,30 @@ LayerRange layers_of_stage(const ModelConfig& config, std::uint64_t stage,
     return {first, first + share + (stage < larger ? 1 : 0)};
 }
 
+bool stands_on_stage(const ModelConfig& config, const ParameterInfo& info, std::uint64_t stage,
+                     std::uint64_t num_stages) {
+    const bool last = stage + 1 == num_stages;
+    const auto layer = static_cast<std::uint64_t>(info.layer);
+    if (info.layer >= 0 && layer < config.layers) {
+        const LayerRange range = layers_of_stage(config, stage, num_stages);
+        return layer >= range.first && layer < range.end;
+    }
+    if (info.kind == ParameterKind::Embedding)
+        return stage == 0 || (last && info.tied);
+    return last;
+}
+
 std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::uint64_t stage,
                                                std::uint64_t num_stages, std::uint64_t ep_index,
                                                std::uint64_t ep, LayerTable kinds) {
-    const LayerRange range = layers_of_stage(config, stage, num_stages);
     const std::uint64_t share = config.routed_experts / std::max<std::uint64_t>(ep, 1);
     const std::uint64_t larger = config.routed_experts % std::max<std::uint64_t>(ep, 1);
     const std::uint64_t first = ep_index * share + std::min(ep_index, larger);
     const std::uint64_t end = first + share + (ep_index < larger ? 1 : 0);
     const auto belongs = [&](const ParameterInfo& info) {
-        if (info.layer >= 0) {
-            const auto layer = static_cast<std::uint64_t>(info.layer);
-            const auto expert = static_cast<std::uint64_t>(info.expert);
-            return layer >= range.first && layer < range.end &&
-                   (info.expert < 0 || (expert >= first && expert < end));
-        }
-        const bool last = stage + 1 == num_stages;
-        if (info.kind == ParameterKind::Embedding)
-            return stage == 0 || (last && config.tied_embeddings);
-        return last;
+        const auto expert = static_cast<std::uint64_t>(info.expert);
+        return stands_on_stage(config, info, stage, num_stages) &&
+               (info.expert < 0 || (expert >= first && expert < end));
     };
     std::vector<ParameterInfo> mine;
     for (ParameterInfo& info : parameters(config, kinds))

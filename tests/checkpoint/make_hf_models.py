@@ -9,8 +9,10 @@ OUT/<name>/ is a Hugging Face folder. Its reference.safetensors holds, computed 
   logits [2, 12, vocabulary]
   loss []          mean cross-entropy of the tokens after the first, nats
   greedy [128]     the likeliest tokens after the first prompt
+  mtp_losses [modules]   the same of each module of multi-token prediction, where there are some
   rows.<tensor>, columns.<tensor>   sums of the loss's gradient over each row and column of a
-                   matrix; gradient.<tensor>: of a gain; names as transformers has them in memory
+                   matrix; gradient.<tensor>: of a gain; names as transformers has them in memory.
+                   With modules the loss is `loss` plus 0.3 times the mean of theirs
 """
 
 import json
@@ -46,6 +48,10 @@ MODELS = {
     "v3": ("deepseek_v3", MLA | dict(
         q_lora_rank=24, n_shared_experts=1, n_group=4, topk_group=2, routed_scaling_factor=2.5,
         rope_parameters=YARN | {"rope_theta": 10000.0, "mscale": 1.0, "mscale_all_dim": 1.0})),
+    "v3-mtp": ("deepseek_v3", MLA | dict(
+        q_lora_rank=24, n_shared_experts=1, n_group=2, topk_group=1, moe_intermediate_size=8,
+        n_routed_experts=4, num_nextn_predict_layers=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
     "moonlight": ("deepseek_v3", MLA | dict(
         q_lora_rank=None, n_shared_experts=2, n_group=1, topk_group=1, rms_norm_eps=1e-2,
         routed_scaling_factor=2.446, num_mtp_layers=0,
@@ -185,7 +191,7 @@ def rewrite_config(name, folder, fp8):
 
 
 def add_mtp(tensors, layers, hidden):
-    """Some tensors of a module that predicts a further token, as DeepSeek-V3 has them."""
+    """Some tensors of a module that predicts a further token, too few to compute it."""
     prefix = f"model.layers.{layers}."
     tensors[prefix + "enorm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
     tensors[prefix + "eh_proj.weight"] = torch.ones(hidden, 2 * hidden, dtype=torch.bfloat16)
@@ -205,13 +211,95 @@ def check_scale(model):
     assert abs(found - scale) < 1e-9, f"this transformers scales by {found}, not {scale}"
 
 
-def reference(model, generator):
+class Predictor(torch.nn.Module):
+    """A module of multi-token prediction as DeepSeek-V3 has it: names are those of its folders."""
+
+    def __init__(self, config, layer):
+        super().__init__()
+        from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.enorm = v3.DeepseekV3RMSNorm(hidden, eps)
+        self.hnorm = v3.DeepseekV3RMSNorm(hidden, eps)
+        self.eh_proj = torch.nn.Linear(2 * hidden, hidden, bias=False)
+        self.layer = v3.DeepseekV3DecoderLayer(config, layer)
+        self.shared_head = torch.nn.ModuleDict({"norm": v3.DeepseekV3RMSNorm(hidden, eps)})
+
+    def forward(self, embedded, state, rotation):
+        both = torch.cat([self.enorm(embedded), self.hnorm(state)], -1)
+        length = state.shape[1]
+        mask = torch.full((length, length), -math.inf).triu(1)[None, None]
+        out = self.layer(self.eh_proj(both), attention_mask=mask, position_embeddings=rotation)
+        return self.shared_head["norm"](out)
+
+    def named(self, prefix):
+        return {prefix + name.removeprefix("layer."): value for name, value in
+                list(self.named_parameters()) + list(self.named_buffers())}
+
+
+def make_predictors(config, generator):
+    predictors = []
+    for k in range(getattr(config, "num_nextn_predict_layers", None) or 0):
+        predictor = Predictor(config, config.num_hidden_layers + k).float().eval()
+        fill(predictor, generator)
+        for parameter in predictor.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+        predictors.append(predictor)
+    return predictors
+
+
+def predictor_tensors(model, predictors):
+    """As the files have them: experts apart, each module with the embedding and the head."""
+    out = {}
+    for k, predictor in enumerate(predictors):
+        prefix = f"model.layers.{model.config.num_hidden_layers + k}."
+        for name, value in predictor.named(prefix).items():
+            kind = torch.float32 if name.endswith("e_score_correction_bias") else torch.bfloat16
+            if ".mlp.experts." not in name:
+                out[name] = value.detach().to(kind)
+                continue
+            for expert, matrix in enumerate(value.detach().to(kind)):
+                start = f"{prefix}mlp.experts.{expert}."
+                if name.endswith("down_proj"):
+                    out[start + "down_proj.weight"] = matrix
+                else:
+                    out[start + "gate_proj.weight"], out[start + "up_proj.weight"] = matrix.chunk(2)
+        out[prefix + "embed_tokens.weight"] = model.model.embed_tokens.weight.detach().bfloat16()
+        out[prefix + "shared_head.head.weight"] = model.lm_head.weight.detach().bfloat16()
+    return out
+
+
+def cross_entropy(logits, targets):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def predictor_losses(model, predictors, tokens, state):
+    """tokens [batch, length + 1], state [batch, length, hidden] behind the model's last norm."""
+    length = state.shape[1]
+    rotation = model.model.rotary_emb(state, torch.arange(length)[None])
+    losses = []
+    for k, predictor in enumerate(predictors):
+        later = torch.nn.functional.pad(tokens[:, k + 1:], (0, k), "replicate")
+        state = predictor(model.model.embed_tokens(later), state, rotation)
+        logits = model.lm_head(state)[:, :length - k - 1]
+        losses.append(cross_entropy(logits, tokens[:, k + 2:]))
+    return losses
+
+
+def reference(model, predictors, generator):
     tokens = torch.randint(model.config.vocab_size, (2, PROMPT + 1), generator=generator)
-    logits = model(tokens[:, :-1]).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-    loss.backward()
+    state = model.model(tokens[:, :-1]).last_hidden_state
+    logits = model.lm_head(state)
+    loss = cross_entropy(logits, tokens[:, 1:])
     out = {"tokens": tokens.int(), "logits": logits.detach(), "loss": loss.detach()}
-    for name, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    if predictors:
+        losses = torch.stack(predictor_losses(model, predictors, tokens, state))
+        out["mtp_losses"] = losses.detach()
+        loss = loss + 0.3 * losses.mean()
+        for k, predictor in enumerate(predictors):
+            parameters |= predictor.named(f"model.layers.{model.config.num_hidden_layers + k}.")
+    loss.backward()
+    for name, parameter in parameters.items():
         gradient = parameter.grad
         if gradient is None:
             continue
@@ -254,9 +342,11 @@ def make(name, kind, options, folder):
         tensors = fuse(tensors, config.num_hidden_layers, config.n_routed_experts)
     if name == "v3":
         add_mtp(tensors, config.num_hidden_layers, config.hidden_size)
+    predictors = make_predictors(config, generator)
+    tensors |= predictor_tensors(model, predictors)
     write(folder, tensors, name in SHARDED)
     rewrite_config(name, folder, fp8)
-    save_file(reference(model, generator), folder + "/reference.safetensors")
+    save_file(reference(model, predictors, generator), folder + "/reference.safetensors")
     generation = folder + "/generation_config.json"
     if os.path.exists(generation):
         os.remove(generation)

@@ -78,8 +78,10 @@ public:
                  tokens,
                  case_.seq,
                  {s.hidden[i], s.hidden[i + 1], s.d_hidden[i + 1], s.d_hidden[i]}}));
-        s.slots.push_back(head_.create_slot(
-            {"head", s.hidden.back(), s.d_hidden.back(), s.targets, s.loss, scale}));
+        s.slots.push_back(
+            head_
+                .create_slot({"head", s.hidden.back(), s.d_hidden.back(), s.targets, s.loss, scale})
+                .slot);
         s.logits_slot = head_.create_logits_slot("logits", s.hidden.back(), s.logits);
         return s;
     }

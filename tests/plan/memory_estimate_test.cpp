@@ -76,6 +76,17 @@ TEST(MemoryEstimate, KnowsOtherArchitectures) {
         }
 }
 
+TEST(MemoryEstimate, KnowsModulesThatPredictFurtherTokens) {
+    RunConfig run = load_run_config("tiny");
+    run.train.micro_batches = 2;
+    run.model.layers = 3;
+    run.model.mtp_depth = 3;
+    for (const char* precision : {"f32", "fp8"}) {
+        from_text(run.train.precision, precision);
+        expect_near(run, false);
+    }
+}
+
 TEST(MemoryEstimate, KnowsWhatWeightGradientsTakeApart) {
     RunConfig run = load_run_config("tiny");
     run.train.precision = Precision::FP8;

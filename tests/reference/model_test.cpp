@@ -61,7 +61,10 @@ void check_gradients(const ModelConfig& config, const Batch& batch) {
     const ModelGrads grads = model_backward(config, p, batch, f);
     const auto loss = [&] {
         const ModelForward moved = model_forward(config, p, batch, &f.routing);
-        return moved.loss + moved.balance_loss + moved.z_loss;
+        double all = moved.loss + moved.balance_loss + moved.z_loss;
+        for (const ModuleForward& module : moved.modules)
+            all += 0.3 / static_cast<double>(config.mtp_depth) * module.loss;
+        return all;
     };
     std::size_t trainable = 0;
     for (const ParameterInfo& info : parameters(config)) {
@@ -135,6 +138,21 @@ TEST(ReferenceModel, GradientsWithDroppedChoices) {
     const ModelForward f = model_forward(c, p, batch);
     const std::vector<std::int32_t>& sent = f.layers[1].moe.tokens[0].sent;
     EXPECT_GE(std::count(sent.begin(), sent.end(), -1), 8) << "of 20, 4 experts take 3 each";
+}
+
+TEST(ReferenceModel, GradientsOfModulesThatPredictFurtherTokens) {
+    for (ModelConfig c : {small_config(), softmax_config()}) {
+        c.mtp_depth = c.tied_embeddings ? 1 : 2;
+        Batch batch = test::random_batch(c, 2, 5, 99);
+        for (std::size_t row = 0; row + 1 < batch.rows(); ++row) // the next token, as in training
+            batch.targets[row] = batch.tokens[row + 1];
+        batch.targets.back() = 3;
+        check_gradients(c, batch);
+        const ModelForward f = model_forward(c, test::random_parameters(c, 1), batch);
+        EXPECT_EQ(f.modules[0].tokens, batch.targets);
+        EXPECT_EQ(f.modules[0].targets[3], batch.targets[4]);
+        EXPECT_EQ(f.modules[0].targets[4], -1) << "the end of the first sequence";
+    }
 }
 
 TEST(ReferenceModel, GradientsDenseOnly) {

@@ -114,6 +114,22 @@ ModelConfig tied_experts() {
     return m;
 }
 
+/// Modules of multi-token prediction, which have experts as the last layers do.
+ModelConfig predicting() {
+    ModelConfig m = moonlight();
+    m.layers = 4;
+    m.mtp_depth = 1;
+    return m;
+}
+
+/// Two modules of a model without experts, whose head is the embedding.
+ModelConfig predicting_twice() {
+    ModelConfig m = llama();
+    m.layers = m.dense_layers = 4;
+    m.mtp_depth = 2;
+    return m;
+}
+
 struct Architecture {
     const char* name;
     ModelConfig (*config)();
@@ -141,7 +157,8 @@ RunLayout stages() {
 
 struct Outcome {
     std::vector<double> losses;
-    double norm = 0; ///< of the first step's gradient
+    std::vector<double> of_modules; ///< the first step's
+    double norm = 0;                ///< of the first step's gradient
     std::map<std::string, std::vector<float>> gradients;
 };
 
@@ -155,6 +172,7 @@ Outcome train(const RunConfig& run, const RunLayout& layout, std::uint64_t steps
         if (step > 0)
             continue;
         outcome.norm = result.grad_norm;
+        outcome.of_modules = result.mtp_losses;
         trainer.gather(Parted::Gradients);
         for (const Parameter& parameter : trainer.parameters().all())
             if (parameter.info.trainable())
@@ -167,6 +185,7 @@ Outcome train(const RunConfig& run, const RunLayout& layout, std::uint64_t steps
 
 struct Expected {
     double loss = 0, norm = 0;
+    std::vector<double> of_modules;
     reference::Parameters gradients;
 };
 
@@ -180,7 +199,10 @@ Expected expected_of(const RunConfig& run) {
         batch.targets.insert(batch.targets.end(), line.begin() + 1, line.end());
     }
     const auto forward = reference::model_forward(run.model, weights, batch);
-    Expected expected{forward.loss, 0,
+    std::vector<double> of_modules;
+    for (const auto& module : forward.modules)
+        of_modules.push_back(module.loss);
+    Expected expected{forward.loss, 0, of_modules,
                       reference::model_backward(run.model, weights, batch, forward).parameters};
     for (const auto& [name, gradient] : expected.gradients)
         expected.norm += test::dot(gradient, gradient);
@@ -190,6 +212,9 @@ Expected expected_of(const RunConfig& run) {
 
 void expect_reference(const Outcome& outcome, const Expected& expected) {
     EXPECT_NEAR(outcome.losses[0], expected.loss, 2e-6 * expected.loss);
+    ASSERT_EQ(outcome.of_modules.size(), expected.of_modules.size());
+    for (std::size_t k = 0; k < expected.of_modules.size(); ++k)
+        EXPECT_NEAR(outcome.of_modules[k], expected.of_modules[k], 2e-6 * expected.of_modules[k]);
     EXPECT_NEAR(outcome.norm, expected.norm, 1e-5 * expected.norm);
     for (const auto& [name, gradient] : outcome.gradients) {
         const reference::Vector& truth = expected.gradients.at(name);
@@ -224,7 +249,7 @@ TEST_P(Architectures, TrainsInEverySchedule) {
     const Expected expected = expected_of(run_of(model));
     const Outcome plain = train(run_of(model), stages());
     std::vector<ScheduleKind> kinds = {ScheduleKind::Interleaved, ScheduleKind::ZbV};
-    if (model.tied_embeddings || model.dense_layers == 0) // what ends or ranks might get wrong
+    if (model.mtp_depth > 1 || model.dense_layers == 0) // what ends or ranks might get wrong
         kinds.insert(kinds.end(), {ScheduleKind::GPipe, ScheduleKind::ZbH1, ScheduleKind::ZbH2,
                                    ScheduleKind::DualPipeV});
     for (const ScheduleKind kind : kinds) {
@@ -288,7 +313,9 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Architectures,
                                            Architecture{"qwen3_moe", qwen3_moe},
                                            Architecture{"deepseek_v2", deepseek_v2},
                                            Architecture{"moonlight", moonlight},
-                                           Architecture{"tied_experts", tied_experts}),
+                                           Architecture{"tied_experts", tied_experts},
+                                           Architecture{"predicting", predicting},
+                                           Architecture{"predicting_twice", predicting_twice}),
                          [](const auto& of) { return std::string(of.param.name); });
 
 } // namespace

@@ -174,8 +174,53 @@ MoeWeights moe_weights(const ModelConfig& config, const Parameters& p, const std
     return w;
 }
 
+namespace {
+
+/// What a head adds to its model or module: logits, the loss and, times `weight`, its gradient.
+double head_forward(const Vector& normed, const Vector& matrix, const ModelConfig& config,
+                    std::span<const std::int32_t> targets, double weight, Vector& logits,
+                    Vector& dlogits) {
+    logits = gemm_nt(normed, matrix, targets.size(), config.vocabulary, config.hidden);
+    const auto count = static_cast<double>(
+        std::count_if(targets.begin(), targets.end(), [](auto t) { return t >= 0; }));
+    const double mean = count > 0 ? 1 / count : 0;
+    CrossEntropy loss = cross_entropy(logits, targets, config.vocabulary, weight * mean);
+    dlogits = std::move(loss.dlogits);
+    return loss.sum * mean;
+}
+
+/// The tokens and targets of module k, from 0: those k + 1 positions later. Where a sequence ends
+/// before, its last token goes in, and nothing is predicted.
+void shift(ModuleForward& module, const Batch& batch, std::size_t k) {
+    for (std::size_t row = 0; row < batch.rows(); ++row) {
+        const std::size_t first = row / batch.seq * batch.seq, last = first + batch.seq - 1;
+        module.tokens.push_back(batch.targets[std::min(row + k, last)]);
+        module.targets.push_back(row + k + 1 <= last ? batch.targets[row + k + 1] : -1);
+    }
+}
+
+/// The columns of [rows, columns] from `first` on.
+Vector columns_of(View x, std::size_t columns, std::size_t first, std::size_t count) {
+    Vector out;
+    for (std::size_t at = first; at < x.size(); at += columns)
+        out.insert(out.end(), x.begin() + static_cast<std::ptrdiff_t>(at),
+                   x.begin() + static_cast<std::ptrdiff_t>(at + count));
+    return out;
+}
+
+Vector side_by_side(View left, View right, std::size_t columns) {
+    Vector out;
+    for (std::size_t at = 0; at < left.size(); at += columns)
+        for (const View side : {left, right})
+            out.insert(out.end(), side.begin() + static_cast<std::ptrdiff_t>(at),
+                       side.begin() + static_cast<std::ptrdiff_t>(at + columns));
+    return out;
+}
+
+} // namespace
+
 ModelForward model_forward(const ModelConfig& config, const Parameters& p, const Batch& batch,
-                           const Routing* routing) {
+                           const Routing* routing, double mtp_weight) {
     const Runner runner(config, p, batch);
     ModelForward out;
     Vector x = embedding_forward(p.at(kEmbedding), batch.tokens, config.hidden);
@@ -189,14 +234,32 @@ ModelForward model_forward(const ModelConfig& config, const Parameters& p, const
             out.routing[i] = layer.moe.tokens[0].experts;
     }
     out.final_norm = runner.norm(x, "model.norm.weight");
-    out.logits = gemm_nt(out.final_norm.y, p.at(head_name(config)), batch.rows(), config.vocabulary,
-                         config.hidden);
-    const auto count = static_cast<double>(
-        std::count_if(batch.targets.begin(), batch.targets.end(), [](auto t) { return t >= 0; }));
-    const double scale = count > 0 ? 1 / count : 0;
-    CrossEntropy loss = cross_entropy(out.logits, batch.targets, config.vocabulary, scale);
-    out.loss = loss.sum * scale;
-    out.dlogits = std::move(loss.dlogits);
+    const Vector& head = p.at(head_name(config));
+    out.loss =
+        head_forward(out.final_norm.y, head, config, batch.targets, 1, out.logits, out.dlogits);
+    for (std::size_t k = 0; k < config.mtp_depth; ++k) {
+        const std::string prefix = layer_prefix(config.layers + k);
+        ModuleForward m;
+        shift(m, batch, k);
+        m.embedded = embedding_forward(p.at(kEmbedding), m.tokens, config.hidden);
+        m.state = k == 0 ? out.final_norm.y : out.modules.back().norm.y;
+        m.embedding_norm = runner.norm(m.embedded, prefix + "enorm.weight");
+        m.state_norm = runner.norm(m.state, prefix + "hnorm.weight");
+        m.both = side_by_side(m.embedding_norm.y, m.state_norm.y, config.hidden);
+        m.layer = runner.layer(config.layers + k,
+                               gemm_nt(m.both, p.at(prefix + "eh_proj.weight"), batch.rows(),
+                                       config.hidden, 2 * config.hidden),
+                               routing);
+        out.balance_loss += m.layer.balance.loss();
+        out.z_loss += m.layer.z_loss.loss;
+        if (config.is_moe(config.layers + k))
+            out.routing[config.layers + k] = m.layer.moe.tokens[0].experts;
+        m.norm = runner.norm(m.layer.y, prefix + "shared_head.norm.weight");
+        m.loss =
+            head_forward(m.norm.y, head, config, m.targets,
+                         mtp_weight / static_cast<double>(config.mtp_depth), m.logits, m.dlogits);
+        out.modules.push_back(std::move(m));
+    }
     return out;
 }
 
@@ -208,7 +271,30 @@ ModelGrads model_backward(const ModelConfig& config, const Parameters& p, const 
     ModelGrads grads;
     Parameters& g = grads.parameters;
     Vector dhead = gemm_tn(f.dlogits, f.final_norm.y, config.vocabulary, config.hidden, rows);
-    const Vector dnormed = gemm_nn(f.dlogits, head, rows, config.hidden, config.vocabulary);
+    Vector of_modules(config.vocabulary * config.hidden); // what they add to the embedding's
+    Vector dstate(rows * config.hidden);                  // of the state that a module gives on
+    for (std::size_t k = config.mtp_depth; k-- > 0;) {
+        const ModuleForward& m = f.modules[k];
+        const std::string prefix = layer_prefix(config.layers + k);
+        accumulate(dhead, gemm_tn(m.dlogits, m.norm.y, config.vocabulary, config.hidden, rows));
+        accumulate(dstate, gemm_nn(m.dlogits, head, rows, config.hidden, config.vocabulary));
+        const Vector dlayer =
+            runner.norm_backward(dstate, m.layer.y, m.norm, prefix + "shared_head.norm.weight", g);
+        const Vector din = runner.layer_backward(config.layers + k, dlayer, m.layer, g);
+        const std::string matrix = prefix + "eh_proj.weight";
+        g[matrix] = gemm_tn(din, m.both, config.hidden, 2 * config.hidden, rows);
+        const Vector dboth = gemm_nn(din, p.at(matrix), rows, 2 * config.hidden, config.hidden);
+        dstate =
+            runner.norm_backward(columns_of(dboth, 2 * config.hidden, config.hidden, config.hidden),
+                                 m.state, m.state_norm, prefix + "hnorm.weight", g);
+        const Vector dembedded =
+            runner.norm_backward(columns_of(dboth, 2 * config.hidden, 0, config.hidden), m.embedded,
+                                 m.embedding_norm, prefix + "enorm.weight", g);
+        accumulate(of_modules,
+                   embedding_weight_grad(dembedded, m.tokens, config.vocabulary, config.hidden));
+    }
+    Vector dnormed = gemm_nn(f.dlogits, head, rows, config.hidden, config.vocabulary);
+    accumulate(dnormed, dstate);
     grads.dhidden.resize(config.layers + 1);
     grads.dhidden[config.layers] =
         runner.norm_backward(dnormed, f.layers.back().y, f.final_norm, "model.norm.weight", g);
@@ -216,6 +302,7 @@ ModelGrads model_backward(const ModelConfig& config, const Parameters& p, const 
         grads.dhidden[i] = runner.layer_backward(i, grads.dhidden[i + 1], f.layers[i], g);
     g[kEmbedding] =
         embedding_weight_grad(grads.dhidden[0], batch.tokens, config.vocabulary, config.hidden);
+    accumulate(g[kEmbedding], of_modules);
     if (config.tied_embeddings)
         accumulate(g[kEmbedding], dhead);
     else

@@ -94,6 +94,18 @@ struct LayerForward {
     Vector y; ///< what leaves
 };
 
+/// A module of multi-token prediction, with its loss.
+struct ModuleForward {
+    std::vector<std::int32_t> tokens, targets; ///< [batch, seq], targets as Batch has them
+    Vector embedded, state;                    ///< what enters, [rows, hidden] both
+    RmsNorm embedding_norm, state_norm;
+    Vector both; ///< [rows, embedding | state], normalised
+    LayerForward layer;
+    RmsNorm norm;
+    Vector logits, dlogits; ///< the gradient is of the model's whole loss
+    double loss = 0;        ///< cross-entropy, mean over the tokens that have a target, nats
+};
+
 struct ModelForward {
     double loss = 0; ///< cross-entropy, mean over the tokens that have a target, nats
     // Summed over the layers; the gradients include them.
@@ -103,12 +115,16 @@ struct ModelForward {
     RmsNorm final_norm;
     Vector logits; ///< [rows, vocabulary]
     Vector dlogits;
+    std::vector<ModuleForward> modules;
     Routing routing;
 };
 
-/// routing: what each MoE layer takes instead of its router's choice, or null.
+/// routing: what each MoE layer takes instead of its router's choice, or null. mtp_weight: of the
+/// mean of the modules' losses in the loss that gradients are of. A batch of a model with modules
+/// has the next token as each target.
 ModelForward model_forward(const ModelConfig& config, const Parameters& parameters,
-                           const Batch& batch, const Routing* routing = nullptr);
+                           const Batch& batch, const Routing* routing = nullptr,
+                           double mtp_weight = 0.3);
 
 struct ModelGrads {
     Parameters parameters;       ///< all but the router biases

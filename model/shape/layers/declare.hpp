@@ -19,6 +19,8 @@ LayerKind gqa_attention() noexcept;
 LayerKind dense_ffn() noexcept;
 LayerKind moe_ffn() noexcept;
 LayerKind head_layer() noexcept;
+LayerKind mtp_input() noexcept;
+LayerKind mtp_head() noexcept;
 
 namespace declare {
 

@@ -22,7 +22,7 @@ double nothing(const ModelConfig&, double) {
 std::vector<ParameterInfo> embedding_parameters(const ModelConfig& c, std::uint64_t) {
     ParameterInfo table = matrix(c, "model.embed_tokens.weight", {c.vocabulary, c.hidden},
                                  ParameterKind::Embedding, -1);
-    table.tied = c.tied_embeddings;
+    table.tied = c.embedding_at_both_ends();
     return {table};
 }
 

@@ -13,10 +13,12 @@ namespace bellows {
 LayerTable layer_kinds() noexcept {
     static const std::array kinds = {
         embedding_layer(), //
+        mtp_input(),       //
         mla_attention(),   //
         gqa_attention(),   //
         dense_ffn(),       //
         moe_ffn(),         //
+        mtp_head(),        //
         head_layer(),      //
     };
     return kinds;
@@ -46,8 +48,13 @@ std::vector<PlacedLayer> placed_layers(const ModelConfig& config, std::uint64_t 
     const LayerRange range = layers_of_stage(config, stage, num_stages);
     for (std::uint64_t layer = range.first; layer < range.end; ++layer)
         place(LayerPlace::Body, layer);
-    if (stage + 1 == num_stages)
-        place(LayerPlace::Back, 0);
+    if (stage + 1 != num_stages)
+        return placed;
+    place(LayerPlace::Back, 0);
+    for (std::uint64_t layer = config.layers; layer < config.all_layers(); ++layer)
+        for (const LayerPlace where :
+             {LayerPlace::ModuleFront, LayerPlace::Body, LayerPlace::ModuleBack})
+            place(where, layer);
     return placed;
 }
 

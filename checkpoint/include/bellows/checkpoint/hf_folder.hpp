@@ -42,9 +42,11 @@ public:
     /// what is not supported: both name the file and the key or tensor.
     explicit HfFolder(const std::filesystem::path& folder);
 
+    /// model.mtp_depth is the number of MTP modules (num_nextn_predict_layers) where the files have
+    /// them, and 0 where they do not, or where a module's embedding or head is not the model's.
+    const HfConfig& config() const noexcept { return config_; }
     /// Absolute, without links.
     const std::filesystem::path& folder() const noexcept { return folder_; }
-    const HfConfig& config() const noexcept { return config_; }
     /// Those of the model, scales of FP8 codes included; without what is not used of the files.
     const std::map<std::string, HfTensor, std::less<>>& tensors() const noexcept {
         return tensors_;
@@ -53,8 +55,8 @@ public:
     std::uint64_t bytes() const noexcept { return bytes_; }
     /// The type that most of these bytes have.
     StoredType main_type() const;
-    /// Names in the files that stand for parts that Bellows does not have, sorted: modules that
-    /// predict further tokens, tables of rotary angles.
+    /// Names in the files that are not read, sorted: tables of rotary angles; what MTP modules have
+    /// of the model once more; MTP modules that are not as the configuration says.
     const std::vector<std::string>& unused() const noexcept { return unused_; }
 
     /// The values of rows from `first_row` on of a parameter of parameters(config().model), in
@@ -89,6 +91,8 @@ private:
     void check_tensor(const std::string& name, const std::vector<std::uint64_t>& shape,
                       const ParameterInfo& info);
     void check_head();
+    void find_modules();
+    bool same_tensors(std::string_view one, std::string_view other) const;
     bool is_unused(std::string_view name) const;
     void find_coded_experts();
     bool blocks_line_up(const ParameterInfo& info) const;

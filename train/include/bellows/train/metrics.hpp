@@ -32,6 +32,8 @@ struct StepMetrics {
     std::optional<double> loss_nats_per_byte{};
     /// Nats per token and per byte, of steps after which it was looked at (eval_every).
     std::optional<double> held_out_loss{}, held_out_loss_nats_per_byte{};
+    /// Of each MTP module, the first one first: nats per token that it predicts.
+    std::vector<double> mtp_losses_nats_per_token{};
     std::vector<ExpertBalance> experts{}; ///< of each layer that has some, ascending
     std::vector<MovedExpert> moves{};     ///< of experts, before this step
 };

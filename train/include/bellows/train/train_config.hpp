@@ -39,6 +39,12 @@ struct TrainConfig : TrainingShape {
     double weight_decay = 0.1;
     double clip_norm = 1; ///< of the whole gradient; 0: no clipping
 
+    /// Of the mean loss of a model's MTP modules in the loss that gradients are of; from step
+    /// mtp_late_from on, if that is not 0, mtp_late_weight instead.
+    double mtp_weight = 0.3;
+    double mtp_late_weight = 0.1;
+    std::uint64_t mtp_late_from = 0;
+
     std::string device = "any"; ///< see parse_devices()
     DeviceLinkKind device_link = DeviceLinkKind::Auto;
     std::uint64_t checkpoint_every = 0; ///< steps; 0: by time (checkpoint_minutes)
@@ -84,5 +90,8 @@ std::string to_toml(const RunConfig& config);
 /// Of the step that makes the count of done steps `step` (from 1). Does not depend on `steps`, so
 /// that a run can be resumed to a later end.
 double learning_rate(const TrainConfig& config, std::uint64_t step);
+
+/// Of the mean loss of the MTP modules, of the same step.
+double mtp_weight(const TrainConfig& config, std::uint64_t step);
 
 } // namespace bellows

@@ -34,7 +34,9 @@ struct StepAsks {
 };
 
 struct StepResult {
-    double loss = 0;      ///< nats per token, mean over the global batch
+    double loss = 0; ///< nats per token, mean over the global batch
+    /// Of each MTP module, mean over the tokens that it predicts.
+    std::vector<double> mtp_losses{};
     double grad_norm = 0; ///< of the whole gradient, before clipping
     bool updated =
         true; ///< false: the gradient was not finite, so the weights were left as they are

@@ -2,8 +2,9 @@
 #pragma once
 
 // A pipeline stage: some consecutive layers of the model on one rank, with the embedding on the
-// first stage and the head on the last, and the slots that its micro-batches in flight go through.
-// It hands nodes in when told to; the schedule decides when. One thread at a time.
+// first stage, the head and the modules of multi-token prediction (MTP) on the last, and the slots
+// that its micro-batches in flight go through. It hands nodes in when told to; the schedule decides
+// when. One thread at a time.
 
 #include <bellows/comm/expert_exchange.hpp>
 #include <bellows/model/embedding.hpp>
@@ -12,6 +13,7 @@
 #include <bellows/model/layer_scratch.hpp>
 #include <bellows/model/mla.hpp>
 #include <bellows/model/moe_ffn.hpp>
+#include <bellows/model/mtp_input.hpp>
 #include <bellows/model/node.hpp>
 #include <bellows/model/parameter_store.hpp>
 #include <bellows/shape/config.hpp>
@@ -19,6 +21,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace bellows {
@@ -35,6 +38,16 @@ struct StageDesc {
     /// Scratch and queues of weight gradients, which several stages may share; null: they are as
     /// other nodes. Must outlive the stage.
     WeightGradientScratch* weight_gradients = nullptr;
+};
+
+/// What an MTP module takes from the host and gives it, of a micro-batch. Module k, from 0, of a
+/// position i in its sequence: the token at i + k + 1 goes in, and the one at i + k + 2 is
+/// predicted.
+struct ModuleBuffers {
+    Buffer tokens;  ///< [tokens] u32, below the vocabulary
+    Buffer targets; ///< [tokens] u32; ops::kIgnoreTarget: no loss there
+    Buffer factor;  ///< [1] f32: what the gradient of a token's loss is multiplied with
+    Buffer loss;    ///< readback [2] f32, as Stage::loss_buffer()
 };
 
 class Stage {
@@ -67,6 +80,8 @@ public:
     Buffer& target_buffer(std::uint64_t slot);
     /// Readback [2] f32: the micro-batch's loss summed over its tokens (last stage).
     Buffer& loss_buffer(std::uint64_t slot);
+    /// Of the MTP modules, the first one first (last stage, training).
+    std::span<ModuleBuffers> module_buffers(std::uint64_t slot);
     /// Readback [tokens, vocabulary] f32 (last stage, not training).
     Buffer& logits_buffer(std::uint64_t slot);
 

@@ -56,6 +56,10 @@ struct ModelConfig {
     std::uint64_t hidden = 0;
     std::uint64_t layers = 0;       ///< in total
     std::uint64_t dense_layers = 0; ///< the first so many have a dense FFN instead of experts
+    /// Modules of multi-token prediction (MTP) behind the head. The first predicts the token behind
+    /// the next one, and each further module one token more. Each has a layer of its own, whose
+    /// number follows on that of the last layer.
+    std::uint64_t mtp_depth = 0;
 
     AttentionKind attention = AttentionKind::Mla;
     std::uint64_t heads = 0; ///< of queries
@@ -161,8 +165,17 @@ struct ModelConfig {
     bool limits_choices() const noexcept { return router_bias || topk_group < n_group; }
     double latent_eps() const noexcept { return latent_norm_eps > 0 ? latent_norm_eps : norm_eps; }
     std::uint64_t shared_ffn() const noexcept { return shared_experts * moe_ffn; }
-    bool is_moe(std::uint64_t layer) const noexcept { return layer >= dense_layers; }
-    std::uint64_t moe_layers() const noexcept { return layers - dense_layers; }
+    /// Layers with those of the MTP modules.
+    std::uint64_t all_layers() const noexcept { return layers + mtp_depth; }
+    /// Whether a layer has experts. A module's layer has, where any other layer has.
+    bool is_moe(std::uint64_t layer) const noexcept {
+        return dense_layers < layers && layer >= dense_layers;
+    }
+    std::uint64_t moe_layers() const noexcept {
+        return dense_layers < layers ? all_layers() - dense_layers : 0;
+    }
+    /// Whether the last stage has the embedding, too: as its head, or for MTP modules.
+    bool embedding_at_both_ends() const noexcept { return tied_embeddings || mtp_depth > 0; }
     /// What query·key products are multiplied with: 1/sqrt(qk_head_dim), with YaRN and
     /// rope_mscale_all_dim times the square of its amplitude (see rope.hpp).
     double attention_scale() const noexcept;

@@ -106,14 +106,18 @@ struct NodeInfo {
 
 /// Where layers of a kind stand in a model.
 enum class LayerPlace : std::uint8_t {
-    Front, ///< once, on the first stage
-    Body,  ///< in layers 0 to ModelConfig::layers - 1
-    Back,  ///< once, on the last stage
+    Front,       ///< once, on the first stage
+    Body,        ///< in all layers, those of MTP modules among them
+    Back,        ///< once, on the last stage
+    ModuleFront, ///< in each MTP module, ahead of its layer; modules stand behind the Back
+    ModuleBack,  ///< in each MTP module, behind its layer
 };
 
-/// A kind of layer. `layer` is an index below ModelConfig::layers, and 0 at the front and the back.
+/// A kind of layer. `layer` is an index below ModelConfig::all_layers(), and 0 at the front and the
+/// back.
 struct LayerKind {
-    const char* name; ///< "mla", "gqa", "dense_ffn", "moe_ffn", "embedding", "head"
+    const char*
+        name; ///< "mla", "gqa", "dense_ffn", "moe_ffn", "embedding", "head", "mtp_input", ...
     LayerPlace place;
     /// Whether that layer of the model has it.
     bool (*stands_in)(const ModelConfig& config, std::uint64_t layer);

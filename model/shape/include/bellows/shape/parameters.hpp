@@ -21,6 +21,7 @@ enum class ParameterKind : std::uint8_t {
     Attention,  ///< a projection of the attention
     Ffn,        ///< a dense layer's FFN or the shared experts
     Expert,     ///< one routed expert's matrix; expert() tells which
+    Projection, ///< [hidden, 2 hidden]: of an MTP module
     Router,     ///< [routed_experts, hidden]
     RouterBias, ///< [routed_experts]; moved by the balance rule, never by a gradient
 };
@@ -38,7 +39,8 @@ struct ParameterInfo {
     double init_mean = 0;
     double init_std = 0;
     bool weight_decay = false; ///< matrices: yes; gains and biases: no
-    bool tied = false;         ///< the embedding is the head, too: the last stage has it as well
+    /// The last stage has the embedding as well: it is the head, too, or MTP modules use it.
+    bool tied = false;
     /// It is tied, and one rank has both ends of the model: each end has a gradient of its own
     /// there, and the optimiser takes their sum (parameters_of_rank()).
     bool both_ends = false;
@@ -54,7 +56,8 @@ bool kept_in_f32(const ParameterInfo& info) noexcept;
 bool is_linear(const ParameterInfo& info) noexcept;
 
 /// All parameters in the order of the forward pass: embedding; per layer input norm, attention,
-/// second norm, FFN or router, experts ascending, shared experts; final norm; head unless tied.
+/// second norm, FFN or router, experts ascending, shared experts; final norm; head unless tied;
+/// per MTP module norms of the embedding and of the state, projection, its layer, last norm.
 std::vector<ParameterInfo> parameters(const ModelConfig& config);
 
 struct ParameterCount {

@@ -14,12 +14,17 @@
 
 namespace bellows {
 
-/// The layers of each stage: as even as possible, the first stages one more.
+/// The layers of each stage: as even as possible, the first stages one more. MTP modules, which
+/// are on the last stage, are none of them.
 struct LayerRange {
     std::uint64_t first = 0, end = 0;
 };
 LayerRange layers_of_stage(const ModelConfig& config, std::uint64_t stage,
                            std::uint64_t num_stages);
+
+/// Whether a parameter is of the layers, the ends or the modules of a stage.
+bool stands_on_stage(const ModelConfig& config, const ParameterInfo& info, std::uint64_t stage,
+                     std::uint64_t num_stages);
 
 /// The parameters that a rank of the stage holds: those of its layers, the routed experts only of
 /// its block (member `ep_index` of `ep`), the embedding and the head where they belong.
