@@ -209,6 +209,23 @@ TEST(HfFolder, LeavesOutWhatPredictsFurtherTokens) {
     EXPECT_TRUE(HfFolder(hf_model("v2")).unused().empty());
 }
 
+TEST(HfFolder, HasModulesWhoseEndsAreTheModels) {
+    const HfFolder folder(hf_model("v3-mtp"));
+    EXPECT_EQ(folder.config().model.mtp_depth, 2u);
+    EXPECT_EQ(folder.unused(),
+              (std::vector<std::string>{
+                  "model.layers.2.embed_tokens.weight", "model.layers.2.shared_head.head.weight",
+                  "model.layers.3.embed_tokens.weight", "model.layers.3.shared_head.head.weight"}));
+    Copy copy("v3-mtp");
+    copy.change_tensors(kFile, [](Json& header, std::string& data) {
+        const Json& head = header["model.layers.3.shared_head.head.weight"];
+        data[head["data_offsets"][0].get<std::size_t>()] ^= 1;
+    });
+    const HfFolder other(copy.path());
+    EXPECT_EQ(other.config().model.mtp_depth, 0u);
+    EXPECT_GT(other.unused().size(), 40u) << "all of both modules";
+}
+
 TEST(HfFolder, KnowsAFolderFromARun) {
     const Copy copy("v2");
     EXPECT_TRUE(HfFolder::is_one(copy.path()));

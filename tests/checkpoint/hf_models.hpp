@@ -14,7 +14,8 @@ inline std::filesystem::path hf_model(const std::string& name) {
 }
 
 inline std::vector<std::string> hf_models() {
-    return {"v2-lite",        "v2",       "v3",    "moonlight", "v3-fp8", "llama", "llama3-tied",
+    return {"v2-lite",        "v2",       "v3",    "v3-mtp",
+            "moonlight",      "v3-fp8",   "llama", "llama3-tied",
             "odd-vocabulary", "odd-tied", "qwen3", "qwen3-moe"};
 }
 
