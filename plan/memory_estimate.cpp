@@ -118,7 +118,7 @@ std::uint64_t weight_bytes(const ParameterInfo& info, const Sizes& s) {
 void add_slots(MemoryEstimate& e, const RunLayout& layout, const Schedule& schedule,
                std::uint64_t rank, const Sizes& s) {
     for (const ParameterInfo& info :
-         slot_parameters(s.model, schedule, rank, 0, layout.ep, s.slots, s.layers)) {
+         slot_parameters(s.model, schedule, rank, 0, s.slots, s.layers)) {
         e.of(MemoryCategory::Weights) += weight_bytes(info, s);
         e.of(MemoryCategory::Gradients) += stored_elements(info) * kF32;
     }

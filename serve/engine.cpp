@@ -63,20 +63,53 @@ std::uint64_t blocks_of(const Device& device, const EngineOptions& options,
     return std::clamp(room / 10 * 9 / block, per_sequence, per_sequence * options.max_sequences);
 }
 
-ParameterStore load_part(const ModelSource& source, Device& device, const EngineOptions& options) {
-    const World* const world = options.world;
-    return source.load(device, options.exact, options.on_progress,
-                       world == nullptr ? 0 : static_cast<std::uint64_t>(world->rank()),
-                       world == nullptr ? 1 : static_cast<std::uint64_t>(world->size()));
+/// Of each layer with experts, checked; empty where every expert is in its plain place.
+std::vector<ExpertPlacement> placements_of(const EngineOptions& options, const ModelConfig& model) {
+    if (options.placement.empty())
+        return {};
+    if (options.world == nullptr)
+        throw Error(ErrorCode::InvalidArgument,
+                    "a placement of experts is for ranks that share them: set EngineOptions::world "
+                    "or leave EngineOptions::placement empty");
+    if (options.placement.size() != model.moe_layers())
+        throw Error(ErrorCode::InvalidArgument,
+                    "a placement of experts has tables of " +
+                        std::to_string(options.placement.size()) + " layers, but the model has " +
+                        std::to_string(model.moe_layers()) + " layers with experts");
+    return placements_of_tables(options.placement, model.routed_experts,
+                                static_cast<std::uint64_t>(options.world->size()));
+}
+
+ParameterStore load_part(const ModelSource& source, Device& device, const EngineOptions& options,
+                         const std::vector<ExpertPlacement>& placements) {
+    ModelSource::Part part{.placements = placements};
+    if (options.world != nullptr) {
+        part.rank = static_cast<std::uint64_t>(options.world->rank());
+        part.ranks = static_cast<std::uint64_t>(options.world->size());
+    }
+    return source.load(device, options.exact, options.on_progress, part);
+}
+
+/// A short name of a placement, another one of another table.
+std::string placement_text(const std::vector<ExpertPlacement>& placements) {
+    if (placements.empty())
+        return "";
+    std::uint64_t hash = 0xcbf29ce484222325u; // FNV-1a
+    for (const ExpertPlacement& placement : placements)
+        for (const std::int32_t expert : placement.expert_of_slot)
+            hash = (hash ^ static_cast<std::uint32_t>(expert)) * 0x100000001b3u;
+    return " in " + std::to_string(placements.front().num_slots()) + " slots by placement " +
+           std::to_string(hash);
 }
 
 /// What all ranks must have in common, as text.
 std::string common_text(const ModelConfig& model, const ParameterStore& parameters,
-                        const EngineOptions& options) {
+                        const EngineOptions& options,
+                        const std::vector<ExpertPlacement>& placements) {
     return std::to_string(options.exchange_tokens) + " exchange tokens" +
            (options.exact ? ", exact" : "") + ", " + std::to_string(model.layers) + " layers of " +
-           std::to_string(model.hidden) + ", " + std::to_string(model.routed_experts) +
-           " experts, " + to_string(parameters.activation()) + ", " +
+           std::to_string(model.hidden) + ", " + std::to_string(model.routed_experts) + " experts" +
+           placement_text(placements) + ", " + to_string(parameters.activation()) + ", " +
            (parameters.linear_precision() == LinearPrecision::Fp8 ? "FP8" : "not FP8") +
            ", products " + fp8::describe(parameters.device(), parameters.products());
 }
@@ -103,6 +136,13 @@ struct Engine::Impl {
         std::exception_ptr error;
     };
 
+    /// Among ranks: a step that is to be computed again (StepOutput::again). What it reads stays.
+    struct Unfinished {
+        Step step{};
+        StepInput input{};
+    };
+
+    std::optional<ExpertRanks> join_ranks();
     void start(Step step);
     bool finish_first();
     void fail(const Step& step);
@@ -116,14 +156,16 @@ struct Engine::Impl {
 
     ModelSource source;
     EngineOptions options;
+    std::vector<ExpertPlacement> placements;
     std::unique_ptr<Device> device;
     ParameterStore parameters;
-    DType cache_type;
-    std::uint64_t blocks;
-    Scheduler scheduler;
     std::optional<ExpertRanks> ranks;
+    DType cache_type;
+    std::uint64_t blocks; ///< in what weights and the exchange with the experts leave
+    Scheduler scheduler;
     std::optional<Forward> forward;
     std::deque<Started> started; ///< at most Forward::kMostStarted
+    std::optional<Unfinished> unfinished;
     std::unordered_map<RequestId, Asked> asked;
     RequestId next_id = 1;
     EngineCounters counted;
@@ -132,7 +174,8 @@ struct Engine::Impl {
 Engine::Impl::Impl(const DeviceOptions& device_options, ModelSource from,
                    const EngineOptions& wanted)
     : source(std::move(from)), options(completed(wanted, source.model())),
-      device(Device::create(device_options)), parameters(load_part(source, *device, options)),
+      placements(placements_of(options, source.model())), device(Device::create(device_options)),
+      parameters(load_part(source, *device, options, placements)), ranks(join_ranks()),
       cache_type(options.cache_type.value_or(parameters.activation())),
       blocks(blocks_of(*device, options, source.model(), cache_type)),
       scheduler(SchedulerConfig{.blocks = blocks,
@@ -153,14 +196,19 @@ Engine::Impl::Impl(const DeviceOptions& device_options, ModelSource from,
         for (std::uint32_t id = 0; id < source.model().vocabulary; ++id)
             if (id >= options.tokenizer->vocabulary() || !options.tokenizer->has_token(id))
                 config.forbidden.push_back(id);
-    if (options.world != nullptr)
-        ranks.emplace(
-            *device, *options.world, source.model(), parameters,
-            ExpertRanks::Config{.max_tokens = options.exchange_tokens,
-                                .exact = options.exact,
-                                .timeout = options.timeout,
-                                .same = common_text(source.model(), parameters, options)});
     forward.emplace(source.model(), parameters, config, ranks ? &*ranks : nullptr);
+}
+
+std::optional<ExpertRanks> Engine::Impl::join_ranks() {
+    if (options.world == nullptr)
+        return std::nullopt;
+    return std::optional<ExpertRanks>(
+        std::in_place, *device, *options.world, source.model(), parameters,
+        ExpertRanks::Config{.max_tokens = options.exchange_tokens,
+                            .exact = options.exact,
+                            .placements = placements,
+                            .timeout = options.timeout,
+                            .same = common_text(source.model(), parameters, options, placements)});
 }
 
 void Engine::Impl::add_sampled(const StepSequence& sequence, StepInput& input) {
@@ -252,7 +300,7 @@ void Engine::Impl::take(const StepResult& result, const StepOutput& output, std:
 
 /// A rank is lost: what becomes of the requests whose rows have chosen its experts.
 void Engine::Impl::take_losses(const Step& step, const StepOutput& output) {
-    if (output.lacking.empty())
+    if (std::ranges::find(output.lacking, 1) == output.lacking.end())
         return;
     scheduler.stop_reuse();
     auto row = output.lacking.begin();
@@ -333,19 +381,27 @@ bool Engine::Impl::take_all(const Step& step, const StepOutput& output) {
 }
 
 bool Engine::Impl::step_among_ranks() {
-    const Step step = scheduler.next();
-    counted.preemptions += step.preempted().size();
-    const RankStep all = ranks->agree(step.num_tokens());
-    if (!all.work)
-        return false;
+    const bool anew = unfinished.has_value();
+    Unfinished current =
+        anew ? std::move(*std::exchange(unfinished, std::nullopt)) : Unfinished{scheduler.next()};
+    const Step& step = current.step;
     StepOutput output;
     try {
-        output = forward->run(input_of(step), all.halves);
+        if (!anew) {
+            current.input = input_of(step);
+            counted.preemptions += step.preempted().size();
+        }
+        const RankStep all = ranks->agree(step.num_tokens());
+        if (!all.work)
+            return false;
+        output = forward->run(current.input, all.halves);
     } catch (...) {
         fail(step);
         throw;
     }
-    if (!step.empty()) // else it was for the others
+    if (output.again)
+        unfinished = std::move(current);
+    else if (!step.empty()) // else it was for the others
         (void)take_all(step, output);
     return true;
 }

@@ -61,7 +61,8 @@ ExpertRanks::ExpertRanks(Device& device, World& world, const ModelConfig& model,
     require_same(world, config.same, config.timeout);
     if (model.moe_layers() == 0)
         return;
-    if (model.routed_experts < static_cast<std::uint64_t>(world.size()))
+    const auto& placements = config.placements;
+    if (placements.empty() && model.routed_experts < static_cast<std::uint64_t>(world.size()))
         throw Error(ErrorCode::InvalidArgument,
                     std::to_string(world.size()) + " ranks are more than the model's " +
                         std::to_string(model.routed_experts) + " experts: take fewer");
@@ -74,9 +75,21 @@ ExpertRanks::ExpertRanks(Device& device, World& world, const ModelConfig& model,
     exchange.mode = ExchangeMode::LowLatency;
     exchange.layout = ExchangeLayout::ExpertMajor;
     exchange.gradient_wire.reset();
-    exchange.sums = config.exact ? ExchangeSums::Exact : ExchangeSums::Ranked;
+    exchange.sums = !config.exact        ? ExchangeSums::Ranked
+                    : placements.empty() ? ExchangeSums::Exact
+                                         : ExchangeSums::ExactPerChoice;
     exchange.timeout = config.timeout;
+    if (!placements.empty()) {
+        exchange.slots_per_rank = placements.front().slots_of_rank;
+        exchange.placements = placements.size();
+    }
     exchange_.emplace(device, world, *transport_, *thread_, exchange);
+    for (std::uint64_t layer = 0; layer < placements.size(); ++layer)
+        exchange_->set_placement(placements[layer].expert_of_slot, layer);
+    owners_.resize(exchange.placements);
+    for (std::uint64_t layer = 0; layer < owners_.size(); ++layer)
+        for (std::uint64_t expert = 0; expert < model.routed_experts; ++expert)
+            owners_[layer].push_back(exchange_->owners(expert, layer));
     for (std::uint64_t i = 0; i < kHalves; ++i) {
         Half& half = halves_[i];
         half.handle = exchange_->create_handle("half " + std::to_string(i));
@@ -135,8 +148,10 @@ TensorView ExpertRanks::no_rows() const {
     return none_.tensor(exchange_->config().dtype, {0, hidden_});
 }
 
-void ExpertRanks::dispatch(std::uint64_t half, const TensorView& rows, const TensorView& ids,
-                           const TensorView& weights) {
+void ExpertRanks::dispatch(std::uint64_t layer, std::uint64_t half, const TensorView& rows,
+                           const TensorView& ids, const TensorView& weights) {
+    if (owners_.size() > 1)
+        halves_[half].handle->use_placement(layer);
     if (rows.extent[0] == 0) {
         exchange_->dispatch(*halves_[half].handle, no_rows(), none_.tensor(DType::I32, {0, top_k_}),
                             none_.tensor(DType::F32, {0, top_k_}));
@@ -154,8 +169,8 @@ std::vector<int> ExpertRanks::lost() const {
     return exchange_ ? exchange_->masked_ranks() : std::vector<int>{};
 }
 
-std::vector<int> ExpertRanks::owners(std::uint64_t expert) const {
-    return exchange_->owners(expert);
+std::span<const std::vector<int>> ExpertRanks::owners(std::uint64_t layer) const {
+    return owners_[owners_.size() > 1 ? layer : 0];
 }
 
 } // namespace bellows

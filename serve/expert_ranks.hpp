@@ -11,12 +11,14 @@
 #include <bellows/engine/lane.hpp>
 #include <bellows/model/parameter_store.hpp>
 #include <bellows/shape/config.hpp>
+#include <bellows/shape/expert_placement.hpp>
 
 #include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,8 +36,10 @@ public:
 
     struct Config {
         std::uint64_t max_tokens = 0; ///< of a half on each rank
-        /// Sums have the bits of one rank (ExchangeSums::Exact).
+        /// Sums have the bits of one rank.
         bool exact = false;
+        /// Of each layer with experts; empty: each expert once, in plain order.
+        std::span<const ExpertPlacement> placements{};
         std::chrono::milliseconds timeout{};
         /// What must be the same on all ranks, for the error that says that it is not.
         std::string same;
@@ -57,16 +61,17 @@ public:
 
     /// Collective: what the next step is. rows: that this rank has.
     RankStep agree(std::uint64_t rows);
-    /// Collective: rows [tokens, hidden], ids and weights [tokens, top_k] go to the experts' ranks.
-    void dispatch(std::uint64_t half, const TensorView& rows, const TensorView& ids,
-                  const TensorView& weights);
+    /// Collective: rows [tokens, hidden], ids and weights [tokens, top_k] go to the ranks of the
+    /// so-manyth layer's experts. They stay as they are until combine().
+    void dispatch(std::uint64_t layer, std::uint64_t half, const TensorView& rows,
+                  const TensorView& ids, const TensorView& weights);
     /// Collective: the results come back and are added to out [tokens, hidden].
     TimePoint combine(std::uint64_t half, const TensorView& out);
 
     /// Ranks that are lost, ascending.
     std::vector<int> lost() const;
-    /// The ranks that have an expert, ascending.
-    std::vector<int> owners(std::uint64_t expert) const;
+    /// The ranks that have each expert of the so-manyth layer of experts, ascending.
+    std::span<const std::vector<int>> owners(std::uint64_t layer) const;
 
 private:
     struct Half {
@@ -79,6 +84,7 @@ private:
 
     World& world_;
     std::uint64_t max_tokens_, top_k_, hidden_;
+    std::vector<std::vector<std::vector<int>>> owners_; ///< by layer or, in plain order, of all
     std::chrono::milliseconds timeout_;
     std::unique_ptr<Transport> transport_;
     std::optional<HostThread> thread_;

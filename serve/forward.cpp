@@ -436,22 +436,29 @@ StepOutput Forward::output_of(const StepInput& input, const Step& step, const Ha
     return out;
 }
 
-std::vector<std::uint8_t> Forward::lacking_rows(const Running& half,
-                                                const std::vector<int>& lost) const {
+/// Says which rows have lacked an expert, and whether one may have been sent to a rank that was
+/// lost meanwhile though another has the expert.
+void Forward::note_losses(const Running& half, const std::vector<int>& lost_before,
+                          const std::vector<int>& lost, StepOutput& output) const {
     const auto choices = half.half->output.mapped_as<const std::int32_t>().subspan(
         half.step->layout.out_choices.first);
-    std::vector<std::uint8_t> lacking(half.rows());
+    const auto among = [](const std::vector<int>& ranks) {
+        return [&ranks](int rank) { return std::ranges::binary_search(ranks, rank); };
+    };
+    output.lacking.assign(half.rows(), 0);
     for (std::uint64_t layer = 0; layer < experts_.size(); ++layer)
         for (std::uint64_t row = 0; row < half.rows(); ++row)
             for (std::uint64_t k = 0; k < config_.top_k; ++k) {
                 const std::int32_t expert =
                     choices[(layer * half.step->bucket.rows + row) * config_.top_k + k];
-                const std::vector<int> owners = ranks_->owners(static_cast<std::uint64_t>(expert));
-                if (std::ranges::all_of(
-                        owners, [&](int rank) { return std::ranges::binary_search(lost, rank); }))
-                    lacking[row] = 1;
+                const std::vector<int>& owners =
+                    ranks_->owners(layer)[static_cast<std::size_t>(expert)];
+                const auto gone = std::ranges::count_if(owners, among(lost));
+                if (gone == std::ssize(owners))
+                    output.lacking[row] = 1;
+                else if (gone > std::ranges::count_if(owners, among(lost_before)))
+                    output.again = true;
             }
-    return lacking;
 }
 
 Forward::Running Forward::begin(StepInput input, Half& half) {
@@ -486,13 +493,13 @@ void Forward::run_experts(std::uint64_t layer, std::span<Running> halves) {
     for (std::uint64_t i = 0; i < halves.size(); ++i) {
         Running& half = halves[i];
         if (half.step == nullptr) {
-            ranks_->dispatch(i, {}, {}, {});
+            ranks_->dispatch(layer, i, {}, {}, {});
             continue;
         }
         device.submit(*half.step->parts[layer].before);
         const CachedExperts::Routed& routed = half.step->routed[layer];
-        ranks_->dispatch(i, routed.rows.rows(0, half.rows()), routed.ids.rows(0, half.rows()),
-                         routed.weights.rows(0, half.rows()));
+        ranks_->dispatch(layer, i, routed.rows.rows(0, half.rows()),
+                         routed.ids.rows(0, half.rows()), routed.weights.rows(0, half.rows()));
         if (half.step->parts[layer].shared)
             device.submit(*half.step->parts[layer].shared);
     }
@@ -527,6 +534,8 @@ void Forward::drop() noexcept {
 }
 
 StepOutput Forward::run(const StepInput& input, std::uint64_t halves) {
+    const auto lost_now = [&] { return ranks_ == nullptr ? std::vector<int>() : ranks_->lost(); };
+    const std::vector<int> lost_before = lost_now();
     std::vector<Running> running;
     const std::uint64_t rows = input.tokens.size(), each = div_up(rows, halves);
     for (std::uint64_t i = 0; i < halves; ++i)
@@ -542,14 +551,14 @@ StepOutput Forward::run(const StepInput& input, std::uint64_t halves) {
     for (const Running& half : running)
         if (half.step != nullptr || !experts_.empty())
             half.done.wait(forward_.timeout);
-    const std::vector<int> lost = ranks_ == nullptr ? std::vector<int>() : ranks_->lost();
+    const std::vector<int> lost = lost_now();
     StepOutput output;
     for (const Running& half : running) {
         if (half.step == nullptr)
             continue;
         StepOutput part = output_of(half.input, *half.step, *half.half);
         if (!lost.empty())
-            part.lacking = lacking_rows(half, lost);
+            note_losses(half, lost_before, lost, part);
         output.append(part);
     }
     return output;

@@ -91,7 +91,8 @@ private:
     TensorView drawn(const Half& half, std::uint64_t count) const;
     void reserve(const Layout& layout, Half& half);
     StepOutput output_of(const StepInput& input, const Step& step, const Half& half) const;
-    std::vector<std::uint8_t> lacking_rows(const Running& half, const std::vector<int>& lost) const;
+    void note_losses(const Running& half, const std::vector<int>& lost_before,
+                     const std::vector<int>& lost, StepOutput& output) const;
 
     Running begin(StepInput input, Half& half);
     Recording& received(std::uint64_t layer, std::uint64_t half);

@@ -42,7 +42,7 @@ LanguageModel::Impl::Impl(const DeviceOptions& device_options, const std::filesy
     : source(path, options.precision), model(source.model()), shape(source.shape()),
       timeout(options.timeout), world(World::single()), device(Device::create(device_options)),
       transport(open_transport(world)), thread(*device, "exchange"),
-      parameters(source.load(*device, false, options.on_progress)) {
+      parameters(source.load(*device, false, options.on_progress, {})) {
     if (options.seq > 0)
         shape.seq = options.seq;
     shape.eplb_every = shape.eplb_slots = 0; // experts stand where they stand

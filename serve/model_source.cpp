@@ -39,10 +39,22 @@ ModelSource::ModelSource(const ModelConfig& model, std::uint64_t seed, Precision
     shape_.precision = precision;
 }
 
+std::vector<ParameterInfo> ModelSource::parameters_of(const Part& part) const {
+    std::vector<ParameterInfo> mine = parameters_of_stage(model_, 0, 1, part.rank, part.ranks);
+    if (part.placements.empty())
+        return mine;
+    std::erase_if(mine,
+                  [](const ParameterInfo& info) { return info.kind == ParameterKind::Expert; });
+    const Schedule one_stage = make_schedule({.ranks = 1, .micro_batches = 1});
+    const std::vector<ParameterInfo> slots =
+        slot_parameters(model_, one_stage, 0, part.rank, part.placements.front().slots_of_rank);
+    mine.insert(mine.end(), slots.begin(), slots.end());
+    return mine;
+}
+
 ParameterStore ModelSource::load(Device& device, bool any_rows, const Progress& on_progress,
-                                 std::uint64_t rank, std::uint64_t ranks) const {
-    ParameterStore parameters(device, parameters_of_stage(model_, 0, 1, rank, ranks),
-                              activation_type(shape_.precision), false,
+                                 const Part& part) const {
+    ParameterStore parameters(device, parameters_of(part), activation_type(shape_.precision), false,
                               linear_precision(shape_.precision), {},
                               folder_ ? linear_forms(*folder_) : LinearForms{});
     KernelNames kernels = kernels_;
@@ -54,15 +66,37 @@ ParameterStore ModelSource::load(Device& device, bool any_rows, const Progress& 
     parameters.use_products(any_rows && shape_.precision == Precision::FP8
                                 ? fp8::choice_for_any_rows(device)
                                 : products_of(kernels, shape_.precision, device));
+    const ModelParameter in_model = [&](const ParameterInfo& info) -> std::optional<ParameterInfo> {
+        if (part.placements.empty() || info.kind != ParameterKind::Expert)
+            return info;
+        const auto layer = static_cast<std::uint64_t>(info.layer) - model_.dense_layers;
+        const std::int32_t expert =
+            part.placements[layer].expert_of_slot[static_cast<std::size_t>(info.expert)];
+        if (expert == kFreeSlot)
+            return std::nullopt;
+        return of_expert(info, static_cast<std::uint64_t>(expert));
+    };
     if (checkpoint_) {
-        load_weights(*checkpoint_, parameters);
+        load_weights(*checkpoint_, parameters, {}, in_model);
     } else if (folder_) {
-        load_weights(*folder_, parameters, {}, [&](std::uint64_t elements) {
-            if (on_progress)
-                on_progress(elements, parameters.num_elements());
-        });
-    } else {
+        load_weights(
+            *folder_, parameters, {},
+            [&](std::uint64_t elements) {
+                if (on_progress)
+                    on_progress(elements, parameters.num_elements());
+            },
+            in_model);
+    } else if (part.placements.empty()) {
         parameters.initialise(seed_);
+    } else {
+        parameters.load(
+            [&](const ParameterInfo& info, std::uint64_t first_row, std::span<float> values) {
+                const std::uint64_t columns = info.size() / info.shape.front();
+                if (const auto expert = in_model(info))
+                    fill_initial_values(*expert, seed_, values, first_row * columns);
+                else
+                    std::ranges::fill(values, 0.0f);
+            });
     }
     return parameters;
 }

@@ -9,12 +9,15 @@
 #include <bellows/model/parameter_store.hpp>
 #include <bellows/run/kernels.hpp>
 #include <bellows/shape/config.hpp>
+#include <bellows/shape/expert_placement.hpp>
 #include <bellows/shape/layout.hpp>
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
+#include <vector>
 
 namespace bellows {
 
@@ -31,13 +34,21 @@ public:
     const ModelConfig& model() const noexcept { return model_; }
     const TrainingShape& shape() const noexcept { return shape_; }
 
-    /// The model's weights on the device, of its experts those of member `rank` of `ranks`. Sets
-    /// the device's class of products, chooses their variants, and waits. any_rows: a row's bits do
-    /// not depend on how many rows a product has.
+    /// Which experts a member of a group has: those of its slots or, without placements, of its
+    /// block.
+    struct Part {
+        std::uint64_t rank = 0, ranks = 1;
+        std::span<const ExpertPlacement> placements{}; ///< of each layer with experts
+    };
+    /// The model's weights on the device, of its experts a part. Sets the device's class of
+    /// products, chooses their variants, and waits. any_rows: a row's bits do not depend on how
+    /// many rows a product has.
     ParameterStore load(Device& device, bool any_rows, const Progress& on_progress,
-                        std::uint64_t rank = 0, std::uint64_t ranks = 1) const;
+                        const Part& part) const;
 
 private:
+    std::vector<ParameterInfo> parameters_of(const Part& part) const;
+
     /// One of these two, or neither.
     std::optional<Checkpoint> checkpoint_;
     std::optional<HfFolder> folder_;

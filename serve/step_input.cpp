@@ -56,6 +56,7 @@ void StepOutput::append(const StepOutput& more) {
     add(top_tokens, more.top_tokens);
     add(top_log_probs, more.top_log_probs);
     add(lacking, more.lacking);
+    again = again || more.again;
 }
 
 } // namespace bellows

@@ -36,8 +36,11 @@ struct StepOutput {
     std::vector<std::uint32_t> top_tokens; ///< [rows, StepInput::top_log_probs]
     std::vector<float> top_log_probs;
     /// Of all rows, not of the sampled ones alone: 1 where the row has chosen an expert whose rank
-    /// is lost. Empty while none is.
+    /// is lost, with all ranks that have a replica. Empty while none is.
     std::vector<std::uint8_t> lacking;
+    /// A rank was lost meanwhile, and others have what it would have added: the step's other values
+    /// are of no use, and it has to be computed again.
+    bool again = false;
 
     /// The rows that follow.
     void append(const StepOutput& more);

@@ -19,8 +19,11 @@ const uint row_per_workgroup = 1u;
 #include "include/rows.glsl"
 #include "include/row_sums.glsl"
 
+const uint kRows = per_choice == 2u && tree > 0u ? tree : 1u; // side by side in a record
+
 int leaf_row(uint slot) {
-    return push.operands.slot_to_row.v[slot];
+    int row = push.operands.slot_to_row.v[slot];
+    return row < 0 ? row : row * int(kRows) + int(slot % kRows);
 }
 uint leaf_expert(uint slot) {
     return uint(push.operands.topk_ids.v[slot]);
@@ -29,7 +32,8 @@ float leaf_weight(uint slot) {
     return 1.0;
 }
 Elements leaf(int row, uint unit) {
-    return record_elements(uvec2(push.operands.records), uint(row) * push.record_units + unit);
+    uint at = uint(row) / kRows * push.record_units + uint(row) % kRows * push.units;
+    return record_elements(uvec2(push.operands.records), at + unit);
 }
 #include "include/tree_sums.glsl"
 

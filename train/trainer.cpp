@@ -250,8 +250,7 @@ void Trainer::Impl::make_slots() {
         device, world, *slots_transport, thread, ep_group(layout, place, d),
         CollectivesOptions{.name = "experts in slots", .timeout = limit});
     slot_weights.emplace(
-        device,
-        slot_parameters(config.model, schedule, place, d % layout.ep, layout.ep, slots_of_rank),
+        device, slot_parameters(config.model, schedule, place, d % layout.ep, slots_of_rank),
         activation_type(config.train.precision), true, linear_precision(config.train.precision),
         [this](std::string name, std::uint64_t bytes, MemoryCategory category) {
             return slot_ranks->make_memory(std::move(name), bytes, category);

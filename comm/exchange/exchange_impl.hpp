@@ -192,6 +192,8 @@ struct ExchangeHandle::Impl {
     TimePoint last_sent; ///< and what this rank sends has left
     TimePoint sum_after; ///< what the next combine's sums come after, beside what they need
     TensorView topk_ids; ///< of the running dispatch
+    /// By which combine sums: topk_ids, or of ExactPerChoice the experts that the caller named.
+    TensorView summed_ids;
     std::uint64_t tokens = 0;
     bool dispatched = false; ///< row tensors can be added no more
     bool filled = false;     ///< a dispatch was handed in, both halves of it

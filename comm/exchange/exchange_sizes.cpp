@@ -154,7 +154,10 @@ void require_supported(const ExchangeConfig& c) {
 
 /// What sums of another type than the rows', and exact ones, are not for.
 void check_sums(const ExchangeConfig& c) {
-    const bool exact = c.sums == ExchangeSums::Exact;
+    const bool each = c.sums == ExchangeSums::ExactPerChoice,
+               exact = c.sums == ExchangeSums::Exact || each;
+    require(!each || c.mode == ExchangeMode::LowLatency, c.name,
+            "exact sums of each choice are for low latency: choose Exact or PerChoice");
     require(!exact || c.sum_wire.value_or(DType::F32) == DType::F32, c.name,
             "exact sums travel as f32: leave sum_wire unset");
     require(c.layout != ExchangeLayout::RankMajor ||

@@ -67,8 +67,14 @@ struct ExchangeShape {
     bool masked() const noexcept { return low_latency() && !by_tokens(); }
     bool quantizes() const noexcept { return config.token_wire == DType::F8E4M3; }
     bool quantizes_gradients() const noexcept { return config.gradient_wire == DType::F8E4M3; }
-    bool exact() const noexcept { return config.sums == ExchangeSums::Exact; }
-    bool per_choice() const noexcept { return config.sums == ExchangeSums::PerChoice; }
+    /// Sums are along a tree over experts.
+    bool exact() const noexcept {
+        return config.sums == ExchangeSums::Exact || config.sums == ExchangeSums::ExactPerChoice;
+    }
+    bool per_choice() const noexcept {
+        return config.sums == ExchangeSums::PerChoice ||
+               config.sums == ExchangeSums::ExactPerChoice;
+    }
     /// Whether ids of experts become those of slots on their way in.
     bool translates() const noexcept { return config.slots_per_rank > 0 && !has_before(); }
     /// Records of a token that may go to one member.

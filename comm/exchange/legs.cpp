@@ -51,8 +51,10 @@ struct Shape {
                 return K::Variant::bf16_sums_f32;
         return row_variant<K>(device, bf16);
     }
-    /// Of kernels that sum.
-    std::uint32_t tree(const Handle& handle) const { return handle.exchange.exact() ? top_k : 0; }
+    /// Of kernels that sum, at the source or before: results that stand apart are summed there.
+    std::uint32_t tree(const Handle& handle, bool at_source) const {
+        return handle.exchange.exact() && (at_source || apart(handle) == 0) ? top_k : 0;
+    }
     static std::uint32_t per_choice(const Handle& handle) {
         return handle.exchange.per_choice() ? 1 : 0;
     }
@@ -163,7 +165,8 @@ void reduce_rows(Recording& recording, const Handle& handle, const TensorView& r
     recording.dispatch(
         kernels::ExchangeReduce{
             .variant = shape.variant<kernels::ExchangeReduce>(),
-            .constants = {grid.local_size(), shape.wide, shape.tree(handle), Shape::apart(handle)},
+            .constants = {grid.local_size(), shape.wide, shape.tree(handle, /*at_source=*/false),
+                          Shape::apart(handle)},
             .rows = rows.buffer,
             .slot_to_row = by_tokens ? handle.slot_ids.view() : handle.slot_to_row.view(),
             .slot_experts = handle.slot_ids.view(),
@@ -226,33 +229,34 @@ void combine_records(Recording& recording, const Handle& handle, const TensorVie
             least_aligned = bias->buffer;
     const Shape shape(handle, handle.exchange.sum_record(), out.dtype, least_aligned);
     recording.dispatch(
-        kernels::ExchangeCombine{
-            .variant = shape.variant<kernels::ExchangeCombine>(),
-            .constants = {shape.grid.local_size(), shape.wide, shape.tree(handle),
-                          Shape::per_choice(handle) + Shape::apart(handle)},
-            .records = handle.back_records.view(),
-            .words = handle.back_records.view(),
-            .slot_to_row = handle.sent_slots(out.extent[0]).buffer,
-            .topk_ids = handle.topk_ids.buffer,
-            .token_count = token_count(handle.topk_ids),
-            .first_bias = bias_or(options.bias, out),
-            .second_bias = bias_or(options.second_bias, out),
-            .out_tokens = out.buffer,
-            .scalars = scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
-            .tokens = Shape::u32(out.extent[0]),
-            .units = shape.units,
-            .out_units = shape.stride(out),
-            .top_k = shape.top_k,
-            .record_units = shape.record_units,
-            .record_words = shape.record_words,
-            .hidden_words = shape.hidden_words,
-            .experts = shape.experts,
-            .ranks = shape.owners,
-            .ranks_per_member = shape.ranks_per_member,
-            .biases = num_biases(options),
-            .has_scalars = scalars.buffer ? 1u : 0u,
-            .accumulate = options.accumulate ? 1u : 0u,
-            .has_token_count = has_token_count(handle.topk_ids)},
+        kernels::ExchangeCombine{.variant = shape.variant<kernels::ExchangeCombine>(),
+                                 .constants = {shape.grid.local_size(), shape.wide,
+                                               shape.tree(handle, /*at_source=*/true),
+                                               Shape::per_choice(handle) + Shape::apart(handle)},
+                                 .records = handle.back_records.view(),
+                                 .words = handle.back_records.view(),
+                                 .slot_to_row = handle.sent_slots(out.extent[0]).buffer,
+                                 .topk_ids = handle.summed_ids.buffer,
+                                 .token_count = token_count(handle.topk_ids),
+                                 .first_bias = bias_or(options.bias, out),
+                                 .second_bias = bias_or(options.second_bias, out),
+                                 .out_tokens = out.buffer,
+                                 .scalars =
+                                     scalars.buffer ? scalars.buffer : handle.slot_scalars.view(),
+                                 .tokens = Shape::u32(out.extent[0]),
+                                 .units = shape.units,
+                                 .out_units = shape.stride(out),
+                                 .top_k = shape.top_k,
+                                 .record_units = shape.record_units,
+                                 .record_words = shape.record_words,
+                                 .hidden_words = shape.hidden_words,
+                                 .experts = shape.experts,
+                                 .ranks = shape.owners,
+                                 .ranks_per_member = shape.ranks_per_member,
+                                 .biases = num_biases(options),
+                                 .has_scalars = scalars.buffer ? 1u : 0u,
+                                 .accumulate = options.accumulate ? 1u : 0u,
+                                 .has_token_count = has_token_count(handle.topk_ids)},
         shape.grid.rows(out.extent[0]));
 }
 
@@ -473,11 +477,13 @@ void record_dispatch_unpack(Recording& recording, const Handle& handle) {
 void send_tokens(const ExchangeHandlePtr& handle, const Tokens& tokens, LegJob leg) {
     Handle& h = *handle;
     const bool low_latency = h.exchange.low_latency();
-    h.topk_ids = tokens.ids;
+    h.topk_ids = h.summed_ids = tokens.ids;
     h.tokens = tokens.ids.extent[0];
     if (h.exchange.translates()) {
         h.exchange.heed_masks();
         h.topk_ids = h.slots_chosen.tensor(DType::I32, {h.tokens, h.exchange.config.top_k});
+        if (h.exchange.config.sums != ExchangeSums::ExactPerChoice)
+            h.summed_ids = h.topk_ids;
     }
     h.exchange.device.submit(cached(
         h.pack_dispatch, h, QueueRole::AsyncForwardOut, "pack",
@@ -524,7 +530,7 @@ TimePoint take_results(Handle& h, const TensorView& out, const CombineOptions& o
                              cached(h.finish_forward, h, QueueRole::AsyncForwardIn,
                                     options.accumulate ? "sum onto" : "sum",
                                     {out.buffer,
-                                     h.topk_ids.buffer,
+                                     h.summed_ids.buffer,
                                      options.bias.buffer,
                                      options.second_bias.buffer,
                                      {nullptr, options.accumulate, 0}},

@@ -110,6 +110,28 @@ void validate_for_exchange(const ExpertPlacement& placement) {
         refuse(obstacle);
 }
 
+std::vector<ExpertPlacement> placements_of_tables(std::span<const std::vector<std::int32_t>> tables,
+                                                  std::uint64_t num_experts,
+                                                  std::uint64_t num_ranks) {
+    std::vector<ExpertPlacement> placements;
+    for (const std::vector<std::int32_t>& table : tables) {
+        const std::string layer = "table " + text(placements.size()) + " ";
+        if (table.size() != tables.front().size())
+            refuse(layer + "has " + text(table.size()) + " slots, table 0 has " +
+                   text(tables.front().size()) + "; all layers have as many");
+        if (num_ranks == 0 || table.size() % num_ranks != 0)
+            refuse(layer + "has " + text(table.size()) + " slots, which " + text(num_ranks) +
+                   " ranks do not divide: each rank has as many");
+        placements.push_back({num_experts, num_ranks, table.size() / num_ranks, table});
+        try {
+            validate_for_exchange(placements.back());
+        } catch (const Error& error) {
+            throw Error(error.code(), layer + "of " + error.message());
+        }
+    }
+    return placements;
+}
+
 std::vector<std::uint64_t> slots_of_expert(const ExpertPlacement& placement, std::uint64_t expert) {
     if (expert >= placement.num_experts)
         refuse("there is no expert " + text(expert) + " among " + text(placement.num_experts));

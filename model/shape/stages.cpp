@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include <bellows/shape/stages.hpp>
 
+#include <bellows/base/error.hpp>
+
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <string>
 #include <utility>
 
 namespace bellows {
@@ -75,15 +78,24 @@ std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& model, const Sc
     return all;
 }
 
+ParameterInfo of_expert(ParameterInfo info, std::uint64_t expert) {
+    const auto word = [](auto number) { return ".experts." + std::to_string(number) + "."; };
+    const std::string old = word(info.expert);
+    const std::size_t at = info.name.find(old);
+    if (info.kind != ParameterKind::Expert || at == std::string::npos)
+        throw Error(ErrorCode::InvalidArgument, info.name + " is no matrix of an expert");
+    info.name.replace(at, old.size(), word(expert));
+    info.expert = static_cast<std::int64_t>(expert);
+    return info;
+}
+
 std::vector<ParameterInfo> slot_parameters(const ModelConfig& model, const Schedule& schedule,
                                            std::uint64_t rank, std::uint64_t ep_index,
-                                           std::uint64_t ep, std::uint64_t slots_of_rank,
-                                           LayerTable kinds) {
-    ModelConfig wide = model;
-    wide.routed_experts = slots_of_rank * ep;
-    std::vector<ParameterInfo> all = parameters_of_rank(wide, schedule, rank, ep_index, ep, kinds);
-    std::erase_if(all,
-                  [](const ParameterInfo& info) { return info.kind != ParameterKind::Expert; });
+                                           std::uint64_t slots_of_rank, LayerTable kinds) {
+    std::vector<ParameterInfo> all;
+    for (const ParameterInfo& info : parameters_of_rank(model, schedule, rank, 0, 1, kinds))
+        for (std::uint64_t slot = 0; slot < slots_of_rank && info.expert == 0; ++slot)
+            all.push_back(of_expert(info, ep_index * slots_of_rank + slot));
     return all;
 }
 

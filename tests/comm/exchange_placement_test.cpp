@@ -13,9 +13,11 @@
 #include <bellows/comm/mpi_interop.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -36,6 +38,7 @@ struct PlacementCase {
     ExchangeLayout layout = ExchangeLayout::ExpertMajor;
     bool low_latency = false, codes = false;
     int ranks_per_node = 0;
+    bool exact = false; ///< sums along the tree over experts
 };
 
 void PrintTo(const PlacementCase& c, std::ostream* out) {
@@ -99,6 +102,11 @@ public:
     /// What out has to be, by the definition.
     std::vector<std::byte> expected_sums() const {
         std::vector<float> sums = input_.x;
+        for (std::uint64_t i = 0; c_.exact && i < sums.size(); ++i)
+            if (const auto sum = tree_sum(i / kHidden, i % kHidden, 0, std::bit_ceil(kExperts)))
+                sums[i] += *sum;
+        if (c_.exact)
+            return stored(sums);
         for (std::uint64_t t = 0; t < input_.tokens; ++t)
             for (std::uint64_t k = 0; k < kTopK; ++k)
                 if (const std::int32_t expert = input_.ids[t * kTopK + k]; expert >= 0)
@@ -108,6 +116,21 @@ public:
                             held(c_.dtype, 0 + input_.weights[t * kTopK + k] * row);
                     }
         return stored(sums);
+    }
+
+    /// Of a token's choices among `count` experts from `first` on.
+    std::optional<float> tree_sum(std::uint64_t token, std::uint64_t column, std::uint64_t first,
+                                  std::uint64_t count) const {
+        if (count > 1) {
+            const auto low = tree_sum(token, column, first, count / 2),
+                       high = tree_sum(token, column, first + count / 2, count / 2);
+            return low && high ? std::optional(*low + *high) : low ? low : high;
+        }
+        for (std::uint64_t k = 0; k < kTopK; ++k)
+            if (input_.ids[token * kTopK + k] == static_cast<std::int64_t>(first))
+                return input_.weights[token * kTopK + k] *
+                       made(input_.x[token * kHidden + column], static_cast<std::int32_t>(first));
+        return std::nullopt;
     }
 
     /// As they would be on their own ranks, and to each slot that is left an expert that its rank
@@ -160,7 +183,7 @@ private:
         config.dtype = c_.dtype;
         config.layout = c_.layout;
         config.alignment = c_.layout == ExchangeLayout::ExpertMajor && !c_.low_latency ? 4 : 1;
-        config.sums = ExchangeSums::PerChoice;
+        config.sums = c_.exact ? ExchangeSums::ExactPerChoice : ExchangeSums::PerChoice;
         if (c_.low_latency)
             config.mode = ExchangeMode::LowLatency;
         if (c_.codes)
@@ -304,7 +327,10 @@ INSTANTIATE_TEST_SUITE_P(
         PlacementCase{"nodes_f32", DType::F32, ExchangeLayout::ExpertMajor, false, false, 2},
         PlacementCase{"low_latency_f32", DType::F32, ExchangeLayout::ExpertMajor, true},
         PlacementCase{"low_latency_bf16", DType::BF16, ExchangeLayout::ExpertMajor, true},
-        PlacementCase{"low_latency_codes", DType::BF16, ExchangeLayout::ExpertMajor, true, true}),
+        PlacementCase{"low_latency_codes", DType::BF16, ExchangeLayout::ExpertMajor, true, true},
+        PlacementCase{"exact_f32", DType::F32, ExchangeLayout::ExpertMajor, true, false, 0, true},
+        PlacementCase{"exact_bf16", DType::BF16, ExchangeLayout::ExpertMajor, true, false, 0,
+                      true}),
     [](const auto& of) { return std::string(of.param.name); });
 
 // The last rank's experts are held by others, too: without it nothing changes for them.

@@ -178,7 +178,7 @@ TEST(ExpertSlotsOf, APlacementTravelsWithNoMoreThanAStepsWeights) {
                             exchange_config(config.model, shape, layout, 0, position, 8));
     ParameterStore home(*device, parameters_of_rank(config.model, schedule, 0, position, ep),
                         DType::F32),
-        stored(*device, slot_parameters(config.model, schedule, 0, position, ep, slots_of_rank),
+        stored(*device, slot_parameters(config.model, schedule, 0, position, slots_of_rank),
                DType::F32);
     home.initialise(5);
     ExpertSlots slots(

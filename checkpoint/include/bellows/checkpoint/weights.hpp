@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,15 @@ namespace bellows {
 std::vector<float> read_tensor(const Checkpoint& checkpoint, const char* base,
                                const std::string& name, const ParameterInfo& info);
 
+/// What a store's parameter is in the model, where that is another one: a slot's matrix is one of
+/// the expert that the slot holds. Nothing: it is of no expert, and zero. Called from several
+/// threads at once.
+using ModelParameter = std::function<std::optional<ParameterInfo>(const ParameterInfo& info)>;
+
 /// All weights of a store; `masters` gets their f32 values, too.
 void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters,
-                  const ParameterStore::MasterSink& masters = {});
+                  const ParameterStore::MasterSink& masters = {},
+                  const ModelParameter& in_model = {});
 
 /// The same from the folder of a Hugging Face model, whose model the store's is: what the store
 /// keeps as it is stored (bf16, and FP8 of LinearForm::StoredCodes) is copied unless there are
@@ -31,7 +38,8 @@ void load_weights(const Checkpoint& checkpoint, ParameterStore& parameters,
 /// any, gets how many of the store's elements have been set. Throws what HfFolder::read() throws.
 void load_weights(const HfFolder& folder, ParameterStore& parameters,
                   const ParameterStore::MasterSink& masters = {},
-                  const std::function<void(std::uint64_t elements)>& on_progress = {});
+                  const std::function<void(std::uint64_t elements)>& on_progress = {},
+                  const ModelParameter& in_model = {});
 
 /// In which form a store that only runs forward keeps the linear layers of a folder where these
 /// compute in FP8: those that HfFolder::has_codes() as these codes with their f32 scales, others by

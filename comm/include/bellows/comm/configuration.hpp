@@ -26,13 +26,18 @@ enum class ExchangeSums : std::uint8_t {
     /// same bits whatever ranks and nodes there are, as long as the kernels that make the results
     /// give the same. Rows by expert only. Error{InvalidArgument} unless each rank, and by node
     /// each node, owns an aligned range of a power of two of experts, or of the last ones. With
-    /// slots_per_rank the tree is over slots.
+    /// slots_per_rank the tree is over slots; see ExactPerChoice.
     Exact,
     /// Each choice's result travels alone, and the source sums them in f32 in the order of the
     /// token's choices: the same bits wherever experts live, as long as the kernels that make the
     /// results give the same. Tokens travel once for each choice, too; in LowLatency what comes
     /// back from each rank has room for all choices. Rows by expert only.
     PerChoice,
+    /// Each choice's result travels alone, as f32, and the source sums them along Exact's tree over
+    /// the global expert id: the bits of Exact, wherever experts live and whichever slot takes a
+    /// token. LowLatency with rows by expert only; what comes back from each rank has room for all
+    /// choices. A dispatch's ids stay as they are until its combine.
+    ExactPerChoice,
 };
 
 enum class ExchangeMode : std::uint8_t {

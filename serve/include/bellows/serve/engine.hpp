@@ -48,11 +48,20 @@ struct EngineOptions {
     bool prefix_reuse = true; ///< requests share blocks of the same beginning
     /// A request's tokens and log-probabilities have the same bits whatever else is in the batch,
     /// however its prompt is chunked, preempted or found in the cache, and on any number of ranks,
-    /// each of which must own an aligned range of a power of two of experts, or the last ones.
+    /// each of which must own an aligned range of a power of two of experts, or the last ones. With
+    /// a placement every table has these bits; results then come back one by one for each choice,
+    /// not one for each rank.
     bool exact = false;
     /// The ranks that share the experts, for as long as the engine lives; all have the same model
     /// and options. Null: this rank has all experts.
     World* world = nullptr;
+    /// Which expert each slot of the ranks holds, a table for each layer with experts, as `bellows
+    /// plan experts --distinct --json` prints them (physical_to_logical): [ranks * slots of a
+    /// rank], the slots of rank 0 first, -1 for a free one. Replicas of an expert share its tokens.
+    /// Empty: each expert once, contiguous blocks in the order of the ranks. The same on all ranks.
+    /// Throws Error{InvalidArgument} unless each expert has a slot, and at most one of a rank, the
+    /// ranks divide the slots, and all layers have as many.
+    std::vector<std::vector<std::int32_t>> placement{};
     /// A step is handed to the device while the one before it runs, so that the device does not
     /// wait for the host. Not among ranks, nor in steps with penalties, which need the token that
     /// is being drawn. With `exact` the answers have the same bits with and without.
@@ -61,7 +70,8 @@ struct EngineOptions {
     /// computed in two halves, so token_budget is at most twice as much.
     std::uint64_t exchange_tokens = 256;
     /// Where a rank is lost (World with ControlOptions::outlive_lost_ranks), requests that need one
-    /// of its experts go on without it, and AnswerPart::degraded says so. false: they fail.
+    /// of its experts go on without it, and AnswerPart::degraded says so. false: they fail. Experts
+    /// of which another rank has a replica are not missed; with `exact` not a bit changes then.
     bool allow_degraded = false;
     /// Gives answers as text and finds stop strings; must outlive the engine. Null: tokens alone.
     const Tokenizer* tokenizer = nullptr;
@@ -122,8 +132,10 @@ public:
     /// already (EngineOptions::overlap_steps): requests that are submitted now come into the one
     /// behind it, and one that ends now may have a row in it, which nobody hears of. After an error
     /// the requests of the step, and of the one that was running behind it, have failed. Where the
-    /// world outlives lost ranks, one is no error: see EngineOptions::allow_degraded; beginnings of
-    /// texts are not shared any more.
+    /// world outlives lost ranks, one is no error: see EngineOptions::allow_degraded; once a
+    /// request lacked an expert, beginnings of texts are not shared any more. A step that had sent
+    /// rows to a rank that was lost meanwhile, and that another rank can compute, gives nothing:
+    /// the next call computes it anew.
     bool step();
     /// What is new; may be empty. After FinishReason other than None the id is forgotten. Throws
     /// Error{InvalidArgument} for an id that is not known.

@@ -54,6 +54,14 @@ std::string exchange_obstacle(const ExpertPlacement& placement);
 /// validate(), then Error{InvalidArgument} with the obstacle if there is one.
 void validate_for_exchange(const ExpertPlacement& placement);
 
+/// The tables of some layers as `bellows plan experts` prints them (physical_to_logical), in the
+/// order of the layers: which expert each slot of all ranks holds, or kFreeSlot. Throws
+/// Error{InvalidArgument} with the layer unless the ranks divide the slots, of which all layers
+/// have as many, and validate_for_exchange() takes each table.
+std::vector<ExpertPlacement> placements_of_tables(std::span<const std::vector<std::int32_t>> tables,
+                                                  std::uint64_t num_experts,
+                                                  std::uint64_t num_ranks);
+
 /// The slots that hold an expert, ascending. Throws Error{InvalidArgument} if there is no such
 /// expert.
 std::vector<std::uint64_t> slots_of_expert(const ExpertPlacement& placement, std::uint64_t expert);

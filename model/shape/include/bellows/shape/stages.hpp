@@ -37,11 +37,14 @@ std::vector<ParameterInfo> parameters_of_stage(const ModelConfig& config, std::u
 std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& model, const Schedule& schedule,
                                               std::uint64_t rank, std::uint64_t ep_index,
                                               std::uint64_t ep, LayerTable kinds = layer_kinds());
+/// The same matrix of another expert, or of a slot. Throws Error{InvalidArgument} if it is none.
+ParameterInfo of_expert(ParameterInfo info, std::uint64_t expert);
 /// What stands in a rank's slots for experts (expert_slots_of_rank): the experts' matrices of its
-/// layers; their numbers are those of slots, counted over the `ep` ranks.
+/// layers; their numbers are those of slots, counted over the ranks that share the experts, of
+/// which this is number `ep_index`.
 std::vector<ParameterInfo> slot_parameters(const ModelConfig& model, const Schedule& schedule,
                                            std::uint64_t rank, std::uint64_t ep_index,
-                                           std::uint64_t ep, std::uint64_t slots_of_rank,
+                                           std::uint64_t slots_of_rank,
                                            LayerTable kinds = layer_kinds());
 /// The ranks of the pipeline that have the first and the last stage; nothing where one rank has
 /// both.
