@@ -54,21 +54,26 @@ void require_format(const Json& json) {
     }
 }
 
+std::vector<double> loads_from_json(const Json& json, std::uint64_t layer) {
+    auto loads = json.get<std::vector<double>>();
+    for (const double load : loads)
+        if (!std::isfinite(load) || load < 0)
+            throw Error(ErrorCode::Corrupt, "a load of an expert of layer " +
+                                                std::to_string(layer) + " is " +
+                                                std::to_string(load));
+    return loads;
+}
+
 ExpertPlaces experts_from_json(const Json& json) {
     ExpertPlaces places;
     for (const Json& one : json) {
         const std::uint64_t layer = number(one, "layer", kAny);
-        const auto loads = one.at("loads").get<std::vector<double>>();
+        const std::vector<double> loads = loads_from_json(one.at("loads"), layer);
         ExpertPlacement placement{.num_experts = loads.size(),
                                   .num_ranks = number(one, "ranks", kMostExpertSlots),
                                   .slots_of_rank = number(one, "slots", kMostExpertSlots),
                                   .expert_of_slot =
                                       one.at("expert_of_slot").get<std::vector<std::int32_t>>()};
-        for (const double load : loads)
-            if (!std::isfinite(load) || load < 0)
-                throw Error(ErrorCode::Corrupt, "a load of an expert of layer " +
-                                                    std::to_string(layer) + " is " +
-                                                    std::to_string(load));
         try {
             validate_for_exchange(placement);
         } catch (const Error& error) {
@@ -77,18 +82,30 @@ ExpertPlaces experts_from_json(const Json& json) {
         }
         places.placements[layer] = std::move(placement);
         places.loads[layer] = loads;
+        const auto placed_by = one.find("placed_by");
+        if (placed_by == one.end())
+            continue;
+        places.placed_by[layer] = loads_from_json(*placed_by, layer);
+        if (places.placed_by[layer].size() != loads.size())
+            throw Error(ErrorCode::Corrupt, "layer " + std::to_string(layer) + " has " +
+                                                std::to_string(loads.size()) +
+                                                " experts, placed by loads of " +
+                                                std::to_string(places.placed_by[layer].size()));
     }
     return places;
 }
 
 Json to_json(const ExpertPlaces& places) {
     Json all = Json::array();
-    for (const auto& [layer, placement] : places.placements)
+    for (const auto& [layer, placement] : places.placements) {
         all.push_back({{"layer", layer},
                        {"ranks", placement.num_ranks},
                        {"slots", placement.slots_of_rank},
                        {"expert_of_slot", placement.expert_of_slot},
                        {"loads", places.loads.at(layer)}});
+        if (const auto by = places.placed_by.find(layer); by != places.placed_by.end())
+            all.back()["placed_by"] = by->second;
+    }
     return all;
 }
 

@@ -3,6 +3,8 @@
 
 #include <bellows/base/error.hpp>
 
+#include <algorithm>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -43,6 +45,7 @@ ExpertBalancer::after_step(std::uint64_t done, std::span<const LayerLoads> loads
     for (auto& [layer, seen] : seen_) {
         ExpertPlacement& now = placements_.at(layer);
         ExpertPlacement next = keep_slots(now, balanced(seen));
+        placed_by_[layer] = seen;
         for (const ExpertMove& move : expert_moves(now, next))
             if (move.rank != move.from_rank)
                 moved_.push_back({.layer = layer,
@@ -61,14 +64,16 @@ ExpertBalancer::after_step(std::uint64_t done, std::span<const LayerLoads> loads
 ExpertPlaces ExpertBalancer::places() const {
     if (desc_.slots_of_rank == 0)
         return {};
-    return {placements_, seen_};
+    return {placements_, seen_, placed_by_};
 }
 
 void ExpertBalancer::resume(const ExpertPlaces& places) {
     for (const auto& [layer, placement] : places.placements) {
         const auto loads = places.loads.find(layer);
+        const auto by = places.placed_by.find(layer);
         if (placements_.count(layer) == 0 || placement.num_experts != desc_.experts ||
-            loads == places.loads.end() || loads->second.size() != desc_.experts)
+            loads == places.loads.end() || loads->second.size() != desc_.experts ||
+            (by != places.placed_by.end() && by->second.size() != desc_.experts))
             throw Error(ErrorCode::InvalidArgument,
                         "the checkpoint places " + std::to_string(placement.num_experts) +
                             " experts of layer " + std::to_string(layer) + "; the model has " +
@@ -79,10 +84,18 @@ void ExpertBalancer::resume(const ExpertPlaces& places) {
             continue;
         seen_.at(layer) = loads->second;
         ExpertPlacement& now = placements_.at(layer);
-        if (placement.num_ranks == now.num_ranks && placement.slots_of_rank == now.slots_of_rank)
+        if (by != places.placed_by.end())
+            placed_by_[layer] = by->second;
+        if (placement.num_ranks == now.num_ranks && placement.slots_of_rank == now.slots_of_rank) {
             now = placement;
-        else
-            now = keep_slots(now, balanced(loads->second));
+            continue;
+        }
+        // Just after a placement there are no loads since then.
+        std::vector<double> known = loads->second;
+        if (by != places.placed_by.end())
+            std::ranges::transform(known, by->second, known.begin(), std::plus{});
+        if (std::ranges::any_of(known, [](double load) { return load > 0; }))
+            now = keep_slots(now, balanced(known));
     }
 }
 

@@ -40,10 +40,11 @@ public:
     /// The experts that the last placements have brought to ranks.
     const std::vector<MovedExpert>& moved() const noexcept { return moved_; }
 
-    /// What a resumed run needs to go on alike: where experts are, and the loads since they were
-    /// placed. Empty where there are no slots.
+    /// What a resumed run needs to go on alike: where experts are, the loads since they were placed
+    /// and those that placed them. Empty where there are no slots.
     ExpertPlaces places() const;
-    /// Goes on from there. Placements of other sizes than these are made anew from the loads.
+    /// Goes on from there. Placements of other sizes than these are made anew from the loads, those
+    /// of the last placement included.
     /// Throws Error{InvalidArgument} for layers and experts that the model does not have.
     void resume(const ExpertPlaces& places);
     const std::map<std::uint64_t, ExpertPlacement>& placements() const noexcept {
@@ -55,7 +56,7 @@ private:
 
     Desc desc_;
     std::map<std::uint64_t, ExpertPlacement> placements_;
-    std::map<std::uint64_t, std::vector<double>> seen_;
+    std::map<std::uint64_t, std::vector<double>> seen_, placed_by_;
     std::vector<MovedExpert> moved_;
 };
 

@@ -39,6 +39,7 @@ ExpertPlaces some_places() {
         places.placements[layer] = {3, 2, 2, {0, 2, 1, layer == 7 ? 2 : kFreeSlot}};
         places.loads[layer] = {4, 1.5, 1e15};
     }
+    places.placed_by[7] = {0, 8, 2};
     return places;
 }
 
@@ -128,6 +129,8 @@ TEST(Checkpoint, SaysWhereExpertsAre) {
     refused("ranks", 0);
     refused("loads", {4, -1, 2});
     refused("loads", nlohmann::json::array());
+    refused("placed_by", {4, -1, 2});
+    refused("placed_by", {4, 2});
     refused("layer", -1);
 }
 

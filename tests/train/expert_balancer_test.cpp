@@ -77,9 +77,26 @@ TEST(ExpertBalancer, GoesOnAsItWas) {
     other.resume(first.places());
     EXPECT_EQ(replica_counts(other.placement(1))[0], 4u);
     EXPECT_EQ(replica_counts(other.placement(2))[3], 4u);
+    // Also just behind a placement, when there are no loads since then.
+    ExpertBalancer just(some()), after(desc);
+    just.after_step(1, loads({1, 1, 1, 90}, {90, 1, 1, 1}));
+    after.resume(just.places());
+    EXPECT_EQ(replica_counts(after.placement(1))[3], 4u);
+    just.after_step(2, loads({1, 1, 1, 90}, {90, 1, 1, 1}));
+    EXPECT_EQ(just.places().loads.at(1), (std::vector<double>{0, 0, 0, 0}));
+    ExpertBalancer behind(desc), nothing(desc);
+    behind.resume(just.places());
+    EXPECT_EQ(replica_counts(behind.placement(1))[3], 4u);
+    EXPECT_EQ(replica_counts(behind.placement(2))[0], 4u);
+    EXPECT_EQ(behind.places().placed_by, just.places().placed_by);
+    nothing.resume(ExpertBalancer(some()).places()); // nobody has seen a load
+    EXPECT_EQ(nothing.placement(1), plain_placement(4, 4, 2));
     ExpertPlaces wrong = first.places();
     wrong.loads.at(2).push_back(0);
     EXPECT_BELLOWS_ERROR(other.resume(wrong), InvalidArgument, "layer 2");
+    wrong = first.places();
+    wrong.placed_by.at(1).pop_back();
+    EXPECT_BELLOWS_ERROR(other.resume(wrong), InvalidArgument, "layer 1");
     wrong = first.places();
     wrong.placements[3] = wrong.placements.at(2);
     wrong.loads[3] = wrong.loads.at(2);

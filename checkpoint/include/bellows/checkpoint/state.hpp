@@ -15,10 +15,12 @@
 namespace bellows {
 
 /// Where experts are that training places, by layer of the model, and how often each of a layer
-/// was chosen since they were placed.
+/// was chosen.
 struct ExpertPlaces {
     std::map<std::uint64_t, ExpertPlacement> placements;
-    std::map<std::uint64_t, std::vector<double>> loads; ///< of the same layers
+    std::map<std::uint64_t, std::vector<double>> loads; ///< of the same layers, since then
+    /// The loads that they were placed by; layers that no loads have placed are left out.
+    std::map<std::uint64_t, std::vector<double>> placed_by;
 
     bool operator==(const ExpertPlaces&) const = default;
 };
