@@ -114,14 +114,18 @@ std::uint64_t weight_bytes(const ParameterInfo& info, const Sizes& s) {
     return bytes;
 }
 
-/// Weights and gradients of the slots that experts are placed in.
-void add_slots(MemoryEstimate& e, const RunLayout& layout, const Schedule& schedule,
-               std::uint64_t rank, const Sizes& s) {
-    for (const ParameterInfo& info :
-         slot_parameters(s.model, schedule, rank, 0, s.slots, s.layers)) {
-        e.of(MemoryCategory::Weights) += weight_bytes(info, s);
-        e.of(MemoryCategory::Gradients) += stored_elements(info) * kF32;
-    }
+/// Weights and gradients of the slots that experts are placed in. Returns the gradients.
+std::uint64_t add_slots(MemoryEstimate& e, const RunLayout& layout, const Schedule& schedule,
+                        std::uint64_t rank, const Sizes& s) {
+    std::uint64_t gradients = 0;
+    if (s.slots > 0)
+        for (const ParameterInfo& info :
+             slot_parameters(s.model, schedule, rank, 0, s.slots, s.layers)) {
+            e.of(MemoryCategory::Weights) += weight_bytes(info, s);
+            gradients += stored_elements(info) * kF32;
+        }
+    e.of(MemoryCategory::Gradients) += gradients;
+    return gradients;
 }
 
 /// Returns what passing first values takes.
@@ -137,8 +141,6 @@ std::uint64_t add_parameters(MemoryEstimate& e, const RunLayout& layout, const S
         head_gradient += info.both_ends ? size : 0;
         weights += weight_bytes(info, s);
     }
-    if (s.slots > 0)
-        add_slots(e, layout, schedule, rank, s);
     e.of(MemoryCategory::Weights) +=
         weights + schedule.chunks[rank].size() * s.slot.seq * s.model.rope_head_dim() * kF32;
     e.of(MemoryCategory::Gradients) += (elements + head_gradient) * kF32;
@@ -202,18 +204,29 @@ std::uint64_t neighbours_elsewhere(const Schedule& schedule, std::uint64_t rank)
     return count;
 }
 
-/// Staging of the two reductions and of the pipes: of a neighbour two messages each way.
+/// What collective operations pass on.
+struct TravellingBytes {
+    std::uint64_t gradients; ///< of the reductions
+    std::uint64_t of_slots;  ///< gradients of experts in slots, which take more than weights
+};
+
+/// Staging of the collective operations, and of the pipes: of a neighbour two messages each way.
 std::uint64_t network_bytes(const Sizes& s, bool linked, const RunLayout& layout,
-                            const Schedule& schedule, std::uint64_t rank, std::uint64_t gradients) {
+                            const Schedule& schedule, std::uint64_t rank,
+                            const TravellingBytes& travelling) {
     const CollectivesOptions options;
     const std::uint64_t chunk =
         linked ? std::max(options.chunk_bytes, options.link_chunk_bytes) : options.chunk_bytes;
     const std::uint64_t replicas = ranks_with_copies(layout, schedule, rank);
-    std::uint64_t bytes = 0;
+    const auto staging = [&](std::uint64_t all) { // what goes out and what comes in
+        return 2 * std::min<std::uint64_t>(all, chunk * options.chunks_in_flight *
+                                                    options.collectives_in_flight);
+    };
+    // A slot's expert is another rank's but for its share.
+    std::uint64_t bytes = staging(travelling.of_slots) * (s.ep - 1) / s.ep;
     for (const std::uint64_t members : {replicas, replicas / s.ep})
         if (members > 1)
-            bytes += 2 * std::min<std::uint64_t>(gradients, chunk * options.chunks_in_flight *
-                                                                options.collectives_in_flight);
+            bytes += staging(travelling.gradients);
     return bytes +
            neighbours_elsewhere(schedule, rank) * 4 * s.slot.tokens * s.model.hidden * s.act;
 }
@@ -250,10 +263,12 @@ MemoryEstimate estimate_memory(const ModelConfig& m, const TrainingShape& shape,
     }
     // The weights' first values come before there are rows.
     const std::uint64_t first_values = add_parameters(all, layout, schedule, rank, s);
+    TravellingBytes travelling{.gradients = all.of(MemoryCategory::Gradients), .of_slots = 0};
+    travelling.of_slots = add_slots(all, layout, schedule, rank, s);
     all.of(MemoryCategory::Scratch) +=
         of_rank.of_weight_gradients + of_rank.of_experts + std::max(rows, first_values);
     all.of(MemoryCategory::Communication) +=
-        network_bytes(s, compute.linked, layout, schedule, rank, all.of(MemoryCategory::Gradients));
+        network_bytes(s, compute.linked, layout, schedule, rank, travelling);
     return all;
 }
 
