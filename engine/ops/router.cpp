@@ -232,7 +232,8 @@ void balance_counts(Recording& recording, const TensorView& scores, const Tensor
 }
 
 void router_capacity(Recording& recording, const TensorView& scores, const TensorView& topk_ids,
-                     const TensorView& kept_ids, std::uint32_t groups, std::uint64_t capacity) {
+                     const TensorView& kept_ids, std::uint32_t groups, std::uint64_t capacity,
+                     const TensorView& spared) {
     const Arguments arguments("router_capacity");
     arguments.rank("scores", scores, 2);
     arguments.rank("topk_ids", topk_ids, 2);
@@ -247,18 +248,33 @@ void router_capacity(Recording& recording, const TensorView& scores, const Tenso
     if (slots == 0) {
         return;
     }
-    const FlatPlan plan = plan_exact(recording, slots);
+    std::uint64_t run_slots = 0;
+    if (spared.rank > 0) {
+        const std::uint64_t runs = spared.extent[0];
+        arguments.tensor("spared", spared, DType::U32, {runs});
+        arguments.require(runs > 0 && tokens % runs == 0, std::to_string(tokens) + " tokens in " +
+                                                              std::to_string(runs) +
+                                                              " runs of equal length");
+        run_slots = slots / runs;
+    }
+    const DeviceInfo& device = recording.device().info();
+    const BufferView ids = arguments.memory("topk_ids", topk_ids, 1);
     recording.dispatch(
-        kernels::RouterCapacity{.constants = {.local_size = plan.local_size},
-                                .scores = arguments.memory("scores", scores, 1),
-                                .topk_ids = arguments.memory("topk_ids", topk_ids, 1),
-                                .kept_ids = arguments.memory("kept_ids", kept_ids, 1),
-                                .slots = arguments.u32("slots", slots),
-                                .experts = arguments.u32("experts", experts),
-                                .top_k = arguments.u32("top_k", top_k),
-                                .group_experts = arguments.u32("group_experts", experts / groups),
-                                .capacity = arguments.u32("capacity", capacity)},
-        plan.groups);
+        kernels::RouterCapacity{
+            .constants = {.local_size = device.is_cpu
+                                            ? 8u
+                                            : std::min(1024u, device.max_workgroup_invocations)},
+            .scores = arguments.memory("scores", scores, 1),
+            .topk_ids = ids,
+            .spared = run_slots > 0 ? arguments.memory("spared", spared, 1) : ids,
+            .kept_ids = arguments.memory("kept_ids", kept_ids, 1),
+            .slots = arguments.u32("slots", slots),
+            .experts = arguments.u32("experts", experts),
+            .top_k = arguments.u32("top_k", top_k),
+            .group_experts = arguments.u32("group_experts", experts / groups),
+            .capacity = arguments.u32("capacity", std::min(capacity, slots)),
+            .run_slots = arguments.u32("slots of a run", run_slots)},
+        {.x = std::min(groups, device.max_workgroup_count[0])});
 }
 
 void expert_counts(Recording& recording, const TensorView& topk_ids, const TensorView& counts,

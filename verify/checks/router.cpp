@@ -2,7 +2,10 @@
 // The router with its gradient and those of its losses, its counts and its balance rule.
 #include "verify/checks/router_cases.hpp"
 
+#include <bellows/base/mix.hpp>
+
 #include <algorithm>
+#include <bit>
 
 namespace bellows::checks {
 
@@ -257,6 +260,68 @@ void check_balance(Check& check, const OpRig& rig) {
     check.exact("bias", rig.read(bias_t), reference::updated_bias(to_double(bias), wide, 0.25));
 }
 
+/// What a capacity keeps: scores of few values, of all bits, or not a number; choices of nobody.
+struct CapacityCase {
+    const char* name;
+    std::uint64_t tokens, experts, top_k, groups, capacity;
+    std::uint32_t values = 0; ///< that scores have; 0: any
+    std::uint64_t runs = 0;   ///< of tokens, every third of which is spared; 0: none
+    Depth depth = Depth::Quick;
+};
+
+constexpr auto kCapacityCases = std::to_array<CapacityCase>({
+    {"one slot", 1, 1, 1, 1, 1},
+    {"one slot, no room", 1, 1, 1, 1, 0},
+    {"no room", 40, 6, 2, 3, 0},
+    {"room for all", 40, 6, 2, 3, 80},
+    {"room for one", 40, 6, 2, 3, 1},
+    {"by expert", 130, 64, 6, 64, 9},
+    {"by device", 130, 64, 6, 8, 70},
+    {"all equal", 500, 8, 4, 8, 170, 1},
+    {"three values", 500, 8, 4, 2, 700, 3},
+    {"spared, less than the room", 96, 16, 4, 4, 60, 0, 12},
+    {"spared, more than the room", 96, 16, 4, 4, 10, 5, 12},
+    {"spared tokens, all equal", 96, 16, 4, 16, 8, 1, 96},
+    {"20,000 slots", 2500, 64, 8, 8, 1900},
+    {"20,000 slots by expert, ties", 2500, 64, 8, 64, 200, 50, 0, Depth::Full},
+});
+
+void check_capacity(Check& check, const OpRig& rig, const CapacityCase& c) {
+    check.begin_case(c.name);
+    std::vector<float> scores = reference::random_f32(c.tokens * c.experts, 1);
+    std::vector<std::int32_t> chosen(c.tokens * c.top_k);
+    for (std::size_t i = 0; i < scores.size(); ++i) {
+        if (c.values > 0)
+            scores[i] = static_cast<float>(mix(i) % c.values) * (i % 2 == 0 ? 1 : -1);
+        if (c.values == 0 && mix(i + 7) % 16 == 0)
+            scores[i] = std::bit_cast<float>(static_cast<std::uint32_t>(mix(i)));
+    }
+    for (std::size_t slot = 0; slot < chosen.size(); ++slot) {
+        const std::uint64_t any = mix(slot + 99);
+        // The lower experts more often, some nobody.
+        chosen[slot] = static_cast<std::int32_t>((any % c.experts) * (any >> 32) % c.experts);
+        if (chosen.size() > 1 && any % 13 == 0)
+            chosen[slot] = any % 2 == 0 ? -1 : static_cast<std::int32_t>(c.experts);
+    }
+    std::vector<std::uint32_t> spared(c.runs);
+    for (std::size_t run = 0; run < spared.size(); ++run)
+        spared[run] = run % 3 == 1 ? static_cast<std::uint32_t>(run) : 0;
+    const OpTensor scores_t = rig.tensor(DType::F32, {c.tokens, c.experts}, scores);
+    const OpTensor ids = rig.tensor(DType::I32, {c.tokens, c.top_k}, chosen);
+    const OpTensor kept = rig.result(DType::I32, {c.tokens, c.top_k});
+    OpTensor spared_t;
+    if (c.runs > 0)
+        spared_t = rig.tensor(DType::U32, {c.runs}, spared);
+    rig.run([&](Recording& recording) {
+        ops::router_capacity(recording, scores_t, ids, kept, static_cast<std::uint32_t>(c.groups),
+                             c.capacity, c.runs > 0 ? spared_t.view : TensorView{});
+    });
+    check.exact("kept", rig.read<std::int32_t>(kept),
+                reference::kept_choices(to_double(scores), chosen,
+                                        {.experts = c.experts, .top_k = c.top_k}, c.groups,
+                                        c.capacity, spared));
+}
+
 } // namespace
 
 void add_router_checks(std::vector<OpCheck>& checks, Depth depth) {
@@ -264,6 +329,11 @@ void add_router_checks(std::vector<OpCheck>& checks, Depth depth) {
     add_router_table(checks, depth, "router balance losses", check_balance_losses);
     add_router_table(checks, depth, "router z loss", check_z_loss);
     checks.push_back({"ops", "router balance", check_balance});
+    checks.push_back({"ops", "router capacity", [depth](Check& check, const OpRig& rig) {
+                          for (const CapacityCase& c : kCapacityCases)
+                              if (c.depth <= depth)
+                                  check_capacity(check, rig, c);
+                      }});
 }
 
 } // namespace bellows::checks

@@ -104,16 +104,32 @@ std::vector<std::int32_t> router_select(View scores, View bias, const RouterShap
 
 std::vector<std::int32_t> kept_choices(View scores, std::span<const std::int32_t> experts,
                                        const RouterShape& shape, std::size_t groups,
-                                       std::size_t capacity) {
-    Vector affinity(experts.size());
+                                       std::size_t capacity,
+                                       std::span<const std::uint32_t> spared) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    const auto chooses = [&](std::size_t slot) {
+        return experts[slot] >= 0 && static_cast<std::size_t>(experts[slot]) < shape.experts;
+    };
+    const auto is_spared = [&](std::size_t slot) {
+        return !spared.empty() && spared[slot * spared.size() / experts.size()] != 0;
+    };
+    Vector affinity(experts.size(), -kInfinity);
     for (std::size_t slot = 0; slot < experts.size(); ++slot)
-        affinity[slot] =
-            scores[slot / shape.top_k * shape.experts + static_cast<std::size_t>(experts[slot])];
+        if (chooses(slot)) {
+            const double score = scores[slot / shape.top_k * shape.experts +
+                                        static_cast<std::size_t>(experts[slot])];
+            affinity[slot] = std::isnan(score) ? -kInfinity : score;
+        }
     std::vector<std::int32_t> kept(experts.size(), -1);
     std::vector<std::size_t> taken(groups, 0);
-    for (const std::size_t slot : descending(affinity))
-        if (taken[static_cast<std::size_t>(experts[slot]) / (shape.experts / groups)]++ < capacity)
-            kept[slot] = experts[slot];
+    for (const bool first : {true, false})
+        for (const std::size_t slot : descending(affinity)) {
+            if (!chooses(slot) || is_spared(slot) != first)
+                continue;
+            const std::size_t size = shape.experts / groups;
+            if (taken[static_cast<std::size_t>(experts[slot]) / size]++ < capacity || first)
+                kept[slot] = experts[slot];
+        }
     return kept;
 }
 

@@ -36,10 +36,12 @@ std::vector<std::int32_t> router_select(View scores, View bias, const RouterShap
 
 /// The choices with -1 in place of those beyond the capacity of their group: experts form `groups`
 /// equal groups, each of which keeps the `capacity` choices of the highest scores, the first among
-/// equals.
+/// equals, NaN last. Values outside 0..experts-1 choose nobody. spared: empty, or of equal runs of
+/// tokens whether their choices come first and are kept even beyond the capacity.
 std::vector<std::int32_t> kept_choices(View scores, std::span<const std::int32_t> experts,
                                        const RouterShape& shape, std::size_t groups,
-                                       std::size_t capacity);
+                                       std::size_t capacity,
+                                       std::span<const std::uint32_t> spared = {});
 
 /// For each token the smallest change of one score (or group score) that could change the choice:
 /// tests leave tokens whose margin is below their arithmetic's error out of exact comparisons.

@@ -93,10 +93,13 @@ void router_dgrad(Recording& recording, const TensorView& d_topk_weights,
 
 /// Experts form `groups` equal groups in order, each with room for `capacity` slots: kept_ids (out)
 /// are the topk_ids of the slots with the highest scores, the lower slot first among equals, and -1
-/// in place of the others. scores: [tokens, experts] f32; topk_ids, kept_ids: [tokens, top_k] i32.
-/// Takes (tokens * top_k)^2 comparisons.
+/// in place of the others. scores: [tokens, experts] f32, NaN is less than any; topk_ids, kept_ids:
+/// [tokens, top_k] i32. spared: nothing, or [runs] u32, runs dividing tokens: slots of tokens whose
+/// run's value is not 0 take their room first and are kept even where it does not suffice.
+/// A workgroup for each group reads all ids four times, more often among equals.
 void router_capacity(Recording& recording, const TensorView& scores, const TensorView& topk_ids,
-                     const TensorView& kept_ids, std::uint32_t groups, std::uint64_t capacity);
+                     const TensorView& kept_ids, std::uint32_t groups, std::uint64_t capacity,
+                     const TensorView& spared = {});
 
 /// counts: [experts] u32, the number of slots that chose each expert; or [sequences, experts], of
 /// each of so many equal runs of tokens. topk_ids: [tokens, top_k] i32; other values than
