@@ -99,27 +99,6 @@ ParameterCount count_parameters(const ModelConfig& config, LayerTable kinds) {
     return count;
 }
 
-double training_flops_per_token(const ModelConfig& config, std::uint64_t sequence) {
-    return training_flops_per_token(config, sequence, layer_kinds());
-}
-
-double training_flops_per_token(const ModelConfig& config, std::uint64_t sequence,
-                                LayerTable kinds) {
-    double elements = config.tied_embeddings ? double(config.vocabulary * config.hidden) : 0.0;
-    for (const ParameterInfo& p : parameters(config, kinds)) {
-        if (p.shape.size() != 2 || p.kind == ParameterKind::Embedding)
-            continue;
-        const bool routed = p.kind == ParameterKind::Expert;
-        elements += double(p.size()) *
-                    (routed ? double(config.top_k) / double(config.routed_experts) : 1.0);
-    }
-    const double visible_keys = (double(sequence) + 1) / 2;
-    double others = 0;
-    for (const PlacedLayer& placed : placed_layers(config, 0, 1, kinds))
-        others += placed.kind->other_flops(config, visible_keys);
-    return 6 * elements + 3 * others; // the backward pass takes twice as many
-}
-
 std::vector<float> initial_values(const ParameterInfo& info, std::uint64_t seed) {
     std::vector<float> values(info.size());
     fill_initial_values(info, seed, values);

@@ -74,7 +74,7 @@ ParameterCount count_parameters(const ModelConfig& config);
 
 /// Floating-point operations of forward and backward per token in sequences of the given length: 6
 /// per active matrix element plus causal attention; recomputation, norms and the embedding do not
-/// count.
+/// count. flops.hpp has them by part.
 double training_flops_per_token(const ModelConfig& config, std::uint64_t sequence);
 
 /// A parameter's values before the first step: a function of its name and the seed alone, hence the
