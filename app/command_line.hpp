@@ -23,7 +23,7 @@ struct TrainFlags {
     std::optional<std::uint64_t> ranks, steps, dp, ep, pp, batch, micro_batches, seq, seed;
     std::optional<std::uint64_t> checkpoint_every, eval_every, warmup, decay;
     std::optional<std::uint64_t> eplb_every, eplb_slots;
-    std::optional<double> lr, holdout;
+    std::optional<double> lr, holdout, peak_tflops;
     std::optional<std::string> precision, device, device_link, pipeline, pairs, tokenizer;
     std::vector<std::string> set{}; ///< "train.lr=1e-3"
     std::optional<std::filesystem::path> out, resume, init;

@@ -119,6 +119,11 @@ std::vector<std::string> ProgressReporter::parts_of(const StepMetrics& metrics, 
         parts.push_back(printed("MTP %.4f", metrics.mtp_losses_nats_per_token.front()));
     parts.push_back(printed("grad %.3g", metrics.grad_norm));
     parts.push_back(printed("lr %.2e", metrics.lr));
+    if (metrics.mfu) {
+        parts.push_back(format_si(metrics.model_flops_per_s_per_rank.value_or(0), "FLOP/s") +
+                        " per rank");
+        parts.push_back("MFU " + bellows::percent(*metrics.mfu));
+    }
     return parts;
 }
 

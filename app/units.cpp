@@ -43,6 +43,13 @@ std::string format_count(double value) {
     return text;
 }
 
+std::string format_si(double value, std::string_view unit) {
+    std::string text = format_count(value);
+    const bool prefixed = !text.empty() && text.back() >= 'A';
+    text.insert(text.size() - (prefixed ? 1 : 0), " ");
+    return text + std::string(unit);
+}
+
 std::string format_duration(double seconds) {
     constexpr double kLongest = 1e9;
     const auto whole = static_cast<std::uint64_t>(

@@ -17,6 +17,8 @@ std::string number(double value);
 std::string percent(double share);
 /// 1234567 → "1.23M"; three digits and a suffix of k, M, G, T, P.
 std::string format_count(double value);
+/// "1.92 MFLOP", "50.0 GB": the same with a unit.
+std::string format_si(double value, std::string_view unit);
 /// 75 → "1:15", 3675 → "1:01:15".
 std::string format_duration(double seconds);
 

@@ -99,6 +99,17 @@ inline void assign(std::vector<std::string>& out, const toml::node& node,
         assign(out.emplace_back(), value, where);
 }
 
+template <class Number>
+    requires std::is_arithmetic_v<Number>
+void assign(std::vector<Number>& out, const toml::node& node, const std::string& where) {
+    const auto* values = node.as_array();
+    if (values == nullptr)
+        refuse(where + " must be numbers in square brackets");
+    out.clear();
+    for (const toml::node& value : *values)
+        assign(out.emplace_back(), value, where);
+}
+
 /// Enumerations and other values with to_text(value) and from_text(value, text), found by their
 /// types; from_text throws Error{InvalidArgument}.
 template <class T>
@@ -118,9 +129,15 @@ template <class T>
 void put(toml::table& table, const char* key, const T& value) {
     if constexpr (std::is_same_v<T, std::uint64_t>) {
         table.insert(key, static_cast<std::int64_t>(value));
-    } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+    } else if constexpr (std::is_same_v<T, std::vector<std::uint64_t>>) {
         toml::array items;
-        for (const std::string& item : value)
+        for (const std::uint64_t item : value)
+            items.push_back(static_cast<std::int64_t>(item));
+        table.insert(key, std::move(items));
+    } else if constexpr (std::is_same_v<T, std::vector<std::string>> ||
+                         std::is_same_v<T, std::vector<double>>) {
+        toml::array items;
+        for (const auto& item : value)
             items.push_back(item);
         table.insert(key, std::move(items));
     } else if constexpr (requires { to_text(value); }) {

@@ -53,6 +53,24 @@ ExpertBalance parse_balance(const Json& json) {
     return balance;
 }
 
+/// The names in metrics.jsonl.
+template <class Parts, class Visit>
+void for_each_part(Parts& parts, Visit visit) {
+    visit("attention", parts.attention);
+    visit("experts", parts.experts);
+    visit("exchange", parts.exchange);
+    visit("reductions", parts.reductions);
+    visit("optimizer", parts.optimizer);
+    visit("rest", parts.rest);
+    visit("device", parts.device);
+}
+
+StepParts parse_parts(const Json& json) {
+    StepParts parts;
+    for_each_part(parts, [&](const char* name, double& seconds) { seconds = real(json, name); });
+    return parts;
+}
+
 MovedExpert parse_move(const Json& json) {
     return {.layer = count_of(json.at("layer")),
             .expert = count_of(json.at("expert")),
@@ -104,6 +122,12 @@ std::optional<StepMetrics> parse_metrics(std::string_view line) {
         metrics.held_out_loss = real_if_there(json, "held_out_loss");
         metrics.held_out_loss_nats_per_byte = real_if_there(json, "held_out_loss_nats_per_byte");
         metrics.mtp_losses_nats_per_token = numbers_if_there(json, "mtp_losses_nats_per_token");
+        metrics.model_flops_per_s_per_rank = real_if_there(json, "model_flops_per_s_per_rank");
+        metrics.mfu = real_if_there(json, "mfu");
+        if (json.contains("sequences"))
+            metrics.sequences = count_of(json.at("sequences"));
+        if (json.contains("parts"))
+            metrics.parts = parse_parts(json.at("parts"));
         metrics.experts = list_of<ExpertBalance>(json, "experts", parse_balance);
         metrics.moves = list_of<MovedExpert>(json, "moves", parse_move);
         return metrics;
@@ -127,6 +151,15 @@ nlohmann::ordered_json to_json(const ExpertBalance& balance) {
         json["dropped"] = four_digits(*balance.dropped);
     if (!balance.loads.empty())
         json["loads"] = balance.loads;
+    return json;
+}
+
+/// With all digits that seconds of a clock of nanoseconds have.
+nlohmann::ordered_json to_json(const StepParts& parts) {
+    nlohmann::ordered_json json;
+    for_each_part(parts, [&](const char* name, double seconds) {
+        json[name] = std::round(seconds * 1e9) / 1e9;
+    });
     return json;
 }
 
@@ -176,6 +209,12 @@ std::string format_metrics(const StepMetrics& metrics) {
     json["tokens_per_s"] = metrics.tokens_per_s;
     json["seconds"] = metrics.seconds;
     json["model_flops_per_s"] = metrics.model_flops_per_s;
+    add_if_there("model_flops_per_s_per_rank", metrics.model_flops_per_s_per_rank);
+    add_if_there("mfu", metrics.mfu);
+    if (metrics.sequences)
+        json["sequences"] = *metrics.sequences;
+    if (metrics.parts)
+        json["parts"] = to_json(*metrics.parts);
     json["bytes_exchanged"] = metrics.bytes_exchanged;
     json["seconds_waited"] = metrics.seconds_waited;
     add_if_there("held_out_loss", metrics.held_out_loss);

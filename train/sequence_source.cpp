@@ -58,13 +58,14 @@ ShuffledSequences::ShuffledSequences(const Corpus& corpus, TokenRange range,
 }
 
 std::uint64_t ShuffledSequences::sequence_start(std::uint64_t step, std::uint64_t index) const {
-    const std::uint64_t per_step = order_.sequences_per_step;
+    const bool ramped = order_.ramp.start > 0;
+    const std::uint64_t per_step = ramped ? order_.ramp.batch(step) : order_.sequences_per_step;
     if (index >= per_step || step > std::numeric_limits<std::uint64_t>::max() / per_step - 1) {
         throw Error(ErrorCode::InvalidArgument, "sequence " + std::to_string(index) + " of step " +
                                                     std::to_string(step) + ": a step has " +
                                                     std::to_string(per_step) + " sequences");
     }
-    const std::uint64_t number = step * per_step + index;
+    const std::uint64_t number = (ramped ? order_.ramp.before(step) : step * per_step) + index;
     const std::uint64_t epoch = number / num_chunks_;
     const std::uint64_t key = mix(mix(order_.seed) ^ epoch);
     const std::uint64_t chunk = permuted(number % num_chunks_, num_chunks_, key);

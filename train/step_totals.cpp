@@ -68,6 +68,7 @@ StepTotals::Losses StepTotals::sum_losses(StepAsks asks, const std::vector<Layer
         mine.push_back(loss.sum);
         mine.insert(mine.end(), loss.of_modules.begin(), loss.of_modules.end());
     }
+    losses_.clear(); // the next step may have fewer micro-batches on each rank
     const std::size_t of_losses = mine.size();
     for (const LayerLoads& layer : loads)
         append(mine, layer);

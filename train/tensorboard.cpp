@@ -104,6 +104,19 @@ std::string summary_event(const StepMetrics& metrics) {
     add("speed/tokens_per_s", metrics.tokens_per_s);
     add("speed/seconds", metrics.seconds);
     add("speed/model_flops_per_s", metrics.model_flops_per_s);
+    add("speed/model_flops_per_s_per_rank", metrics.model_flops_per_s_per_rank);
+    add("speed/mfu", metrics.mfu);
+    if (metrics.sequences)
+        add("training/sequences", static_cast<double>(*metrics.sequences));
+    if (metrics.parts) {
+        add("seconds_of_part/attention", metrics.parts->attention);
+        add("seconds_of_part/experts", metrics.parts->experts);
+        add("seconds_of_part/exchange", metrics.parts->exchange);
+        add("seconds_of_part/reductions", metrics.parts->reductions);
+        add("seconds_of_part/optimizer", metrics.parts->optimizer);
+        add("seconds_of_part/rest", metrics.parts->rest);
+        add("seconds_of_part/device", metrics.parts->device);
+    }
     add("speed/bytes_exchanged", static_cast<double>(metrics.bytes_exchanged));
     add("speed/seconds_waited", metrics.seconds_waited);
     for (const ExpertBalance& balance : metrics.experts) {

@@ -46,7 +46,11 @@ void for_each_field(Config& c, Visit&& visit) {
     visit("lr", c.lr, 0.0, 1e3);
     visit("lr_min", c.lr_min, 0.0, 1e3);
     visit("warmup_steps", c.warmup_steps, 0, kAny);
+    visit("lr_schedule", c.lr_schedule, 0, 0);
+    visit("decay_start", c.decay_start, 0, kAny);
     visit("decay_steps", c.decay_steps, 0, kAny);
+    visit("lr_steps", c.lr_steps, 0, 0);
+    visit("lr_factors", c.lr_factors, 0, 0);
     visit("beta1", c.beta1, 0.0, 0.999999);
     visit("beta2", c.beta2, 0.0, 0.9999999);
     visit("adam_eps", c.adam_eps, 1e-30, 1.0);
@@ -58,12 +62,46 @@ void for_each_field(Config& c, Visit&& visit) {
     for_each_shape_field(c, visit);
     visit("device", c.device, 0, 0);
     visit("device_link", c.device_link, 0, 0);
+    visit("peak_tflops", c.peak_tflops, 0.0, 1e9);
     visit("checkpoint_every", c.checkpoint_every, 0, kAny);
     visit("checkpoint_minutes", c.checkpoint_minutes, 0.0, 1e6);
     visit("keep_checkpoints", c.keep_checkpoints, 1, kAny);
     visit("sample_tokens", c.sample_tokens, 0, 1'000'000);
     visit("tensorboard", c.tensorboard, 0, 1);
     visit("step_timeout", c.step_timeout, 0.001, 1e9);
+}
+
+/// What the schedule of the learning rate needs and what it does not have.
+void check_rate(const TrainConfig& c) {
+    const auto text = [](std::uint64_t value) { return std::to_string(value); };
+    const std::string schedule = "lr_schedule = " + in_quotes(to_text(c.lr_schedule));
+    const bool decays = c.lr_schedule == LrSchedule::Cosine || c.lr_schedule == LrSchedule::Wsd;
+    if (c.decay_steps > 0 && !decays)
+        refuse("decay_steps = " + text(c.decay_steps) + " is of no use with " + schedule +
+               "; set it to 0");
+    if (c.decay_steps > 0 && c.decay_steps <= c.warmup_steps)
+        refuse("decay_steps = " + text(c.decay_steps) +
+               " must lie after warmup_steps = " + text(c.warmup_steps));
+    if (c.decay_start > 0 && (c.decay_start < c.warmup_steps || c.decay_start >= c.decay_steps))
+        refuse("decay_start = " + text(c.decay_start) +
+               " must lie between warmup_steps = " + text(c.warmup_steps) +
+               " and decay_steps = " + text(c.decay_steps) + ", where the decay ends");
+    if (c.lr_schedule == LrSchedule::Wsd && c.decay_steps > 0 && c.decay_start == 0)
+        refuse(schedule + " needs decay_start, the step up to which the rate stays at lr; set "
+                          "decay_steps to 0 while it shall stay");
+    if (c.lr_schedule == LrSchedule::Step && c.lr_steps.empty())
+        refuse(schedule + " needs lr_steps and lr_factors");
+    if (c.lr_schedule == LrSchedule::Constant && !c.lr_steps.empty())
+        refuse("lr_steps are of no use with " + schedule + "; take \"step\"");
+    if (!std::ranges::is_sorted(c.lr_steps, std::ranges::less_equal{}))
+        refuse("lr_steps must ascend");
+    if (c.lr_factors.size() != c.lr_steps.size() &&
+        (c.lr_factors.size() != 1 || c.lr_steps.empty()))
+        refuse("lr_factors has " + text(c.lr_factors.size()) + " factors for " +
+               text(c.lr_steps.size()) + " lr_steps; give one for each, or one for all");
+    for (const double factor : c.lr_factors)
+        if (!(factor > 0 && factor <= 1e3))
+            refuse("lr_factors = " + printed(factor) + " must be above 0 and at most 1000");
 }
 
 std::string rebased(const std::string& path, const fs::path& base) {
@@ -84,10 +122,7 @@ void validate(const TrainConfig& config) {
         refuse("eval_every = " + std::to_string(config.eval_every) +
                " needs text kept out of training: set holdout (--holdout), say to 0.05");
     }
-    if (config.decay_steps > 0 && config.decay_steps <= config.warmup_steps) {
-        refuse("decay_steps = " + std::to_string(config.decay_steps) +
-               " must lie after warmup_steps = " + std::to_string(config.warmup_steps));
-    }
+    check_rate(config);
     (void)parse_devices(config.device);
 }
 
@@ -170,17 +205,54 @@ std::chrono::milliseconds wait_limit(const TrainConfig& config) noexcept {
     return std::chrono::milliseconds(static_cast<std::int64_t>(config.step_timeout * 1000));
 }
 
-double learning_rate(const TrainConfig& config, std::uint64_t step) {
-    if (step < config.warmup_steps) {
-        return config.lr * static_cast<double>(step) / static_cast<double>(config.warmup_steps);
+const char* to_text(LrSchedule schedule) noexcept {
+    switch (schedule) {
+    case LrSchedule::Cosine:
+        return "cosine";
+    case LrSchedule::Wsd:
+        return "wsd";
+    case LrSchedule::Step:
+        return "step";
+    case LrSchedule::Constant:
+        return "constant";
     }
-    if (config.decay_steps == 0) {
+    return "unknown";
+}
+
+void from_text(LrSchedule& schedule, const std::string& text) {
+    for (const LrSchedule one :
+         {LrSchedule::Cosine, LrSchedule::Wsd, LrSchedule::Step, LrSchedule::Constant})
+        if (text == to_text(one)) {
+            schedule = one;
+            return;
+        }
+    refuse(in_quotes(text) + R"( must be "cosine", "wsd", "step" or "constant")");
+}
+
+namespace {
+
+/// Without warm-up and factors.
+double decayed_rate(const TrainConfig& config, std::uint64_t step) {
+    const std::uint64_t begin = std::max(config.decay_start, config.warmup_steps);
+    if (config.decay_steps == 0 || step < begin)
         return config.lr;
-    }
-    const double done = static_cast<double>(step - config.warmup_steps) /
-                        static_cast<double>(config.decay_steps - config.warmup_steps);
-    const double cosine = std::cos(std::numbers::pi * std::min(done, 1.0));
-    return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + cosine);
+    const double done = std::min(
+        static_cast<double>(step - begin) / static_cast<double>(config.decay_steps - begin), 1.0);
+    const double left = config.lr_schedule == LrSchedule::Wsd
+                            ? 1 - std::sqrt(done)
+                            : 0.5 * (1 + std::cos(std::numbers::pi * done));
+    return config.lr_min + (config.lr - config.lr_min) * left;
+}
+
+} // namespace
+
+double learning_rate(const TrainConfig& config, std::uint64_t step) {
+    if (step < config.warmup_steps)
+        return config.lr * static_cast<double>(step) / static_cast<double>(config.warmup_steps);
+    double rate = decayed_rate(config, step);
+    for (std::size_t i = 0; i < config.lr_steps.size() && step > config.lr_steps[i]; ++i)
+        rate *= config.lr_factors[std::min(i, config.lr_factors.size() - 1)];
+    return rate;
 }
 
 double mtp_weight(const TrainConfig& config, std::uint64_t step) {

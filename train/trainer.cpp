@@ -18,6 +18,7 @@
 #include <bellows/comm/pipe.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/pipeline/executor.hpp>
+#include <bellows/shape/batch_ramp.hpp>
 #include <bellows/shape/groups.hpp>
 #include <bellows/shape/stages.hpp>
 #include <bellows/train/optimizer.hpp>
@@ -47,8 +48,10 @@ struct Trainer::Impl {
 
     void make_slots();
     void make_stages();
-    void check_copies() const;
+    std::uint64_t slots_of_phase(std::uint32_t phase) const;
+    void check_copies(const Schedule& of_steps) const;
     void make_executor();
+    void use_batch(std::uint64_t batch);
     std::vector<int> world_ranks() const;
     std::vector<PipelineChunk*> pipeline_chunks() const;
     void make_optimizer();
@@ -69,6 +72,7 @@ struct Trainer::Impl {
     bool exchanges() const noexcept { return exchange != nullptr && layout.ep > 1; }
     void interleave_pairs(const NodeSeconds& seconds, double otherwise = 0);
     void fill_backwards(const NodeSeconds& seconds);
+    void order_nodes();
     NodeSeconds mean_node_seconds(std::span<const TraceEvent> events);
     StepResult run_step(std::uint64_t step, const SequenceSource& sequences);
     double held_out_loss(const SequenceSource& source, std::uint64_t count);
@@ -83,8 +87,8 @@ struct Trainer::Impl {
     World& world;
     RunConfig config;
     RunLayout layout;
-    std::chrono::milliseconds limit; ///< of every wait
-    Schedule schedule;
+    std::chrono::milliseconds limit;   ///< of every wait
+    Schedule schedule;                 ///< of steps with the whole batch
     std::uint64_t place, d;            ///< this rank's: of the pipeline, and among its dp
     std::vector<std::uint64_t> copies; ///< ranks of the pipeline with the same stages
     ControlPlane::Subscription on_failure;
@@ -112,7 +116,14 @@ struct Trainer::Impl {
     std::unique_ptr<Pipe> activations, gradients;
     RunningStep running;
     std::vector<std::unique_ptr<TrainingChunk>> chunks; ///< by phase
-    std::unique_ptr<PipelineExecutor> executor;
+    /// How steps run that have the batch of the last one.
+    struct Program {
+        std::uint64_t batch = 0; ///< sequences over all ranks
+        Schedule schedule;
+        std::unique_ptr<PipelineExecutor> executor{};
+    };
+    std::unique_ptr<Program> program;
+    std::optional<NodeSeconds> measured;    ///< once they have been measured
     std::unique_ptr<Evaluation> evaluation; ///< made when it is first asked for
     std::string pair_pattern;               ///< "": no pairs, or nothing to interleave
     std::unique_ptr<GradientClearing> clearing;
@@ -224,7 +235,6 @@ Trainer::Impl::Impl(Device& dev, World& w, const RunConfig& c, const RunLayout& 
         parameters.use_products(*agreed.products);
     make_slots();
     make_stages();
-    check_copies();
     connect_ends();
     make_optimizer();
     make_executor();
@@ -261,6 +271,18 @@ void Trainer::Impl::make_slots() {
         ExpertSlots::Desc{.model = config.model, .slots_of_rank = slots_of_rank, .limit = limit});
 }
 
+/// Micro-batches in flight of a phase, in steps of any batch.
+std::uint64_t Trainer::Impl::slots_of_phase(std::uint32_t phase) const {
+    std::uint64_t most = 0;
+    for (const std::uint64_t size : batch_ramp(config.train).sizes()) {
+        TrainingShape shape = config.train;
+        shape.micro_batches = micro_batches_of(config.train, size);
+        most = std::max(
+            most, pipeline_schedule(config.model, shape, layout).peak_in_flight(place, phase));
+    }
+    return most;
+}
+
 void Trainer::Impl::make_stages() {
     const std::uint64_t sequences = sequences_per_micro_batch(config, layout);
     // A forward of one phase stands beside a backward of the other, as a pair or behind it.
@@ -275,7 +297,7 @@ void Trainer::Impl::make_stages() {
         desc.num_stages = schedule.num_stages;
         desc.sequences = sequences;
         desc.seq = config.train.seq;
-        desc.num_slots = schedule.peak_in_flight(place, phase);
+        desc.num_slots = slots_of_phase(phase);
         desc.loss_scale =
             static_cast<float>(1.0 / static_cast<double>(config.train.batch * config.train.seq));
         if (both_ways && phase % 2 == 1)
@@ -287,16 +309,16 @@ void Trainer::Impl::make_stages() {
     }
 }
 
-void Trainer::Impl::check_copies() const {
+void Trainer::Impl::check_copies(const Schedule& of_steps) const {
     // Copies post the same sums in the same order, as they do the same in each phase.
-    const auto program = [this](std::uint64_t rank) {
+    const auto ops_of = [&of_steps](std::uint64_t rank) {
         std::vector<std::pair<OpKind, std::uint64_t>> ops;
-        for (const ScheduleOp& op : schedule.ops[rank])
-            ops.emplace_back(op.kind, schedule.chunk_of(rank, op).stage);
+        for (const ScheduleOp& op : of_steps.ops[rank])
+            ops.emplace_back(op.kind, of_steps.chunk_of(rank, op).stage);
         return ops;
     };
     for (const std::uint64_t copy : copies)
-        if (program(copy) != program(place))
+        if (ops_of(copy) != ops_of(place))
             throw Error(ErrorCode::Internal, "copies of the parameters with different schedules");
 }
 
@@ -355,24 +377,43 @@ void Trainer::Impl::make_executor() {
         gradients = std::make_unique<Pipe>(device, world, *gradients_transport, thread,
                                            PipeOptions{.name = "gradients", .timeout = limit});
     }
-    const std::uint64_t of_stream = schedule.num_micro_batches / schedule.num_streams;
-    for (std::uint32_t phase = 0; phase < stages.size(); ++phase) {
-        const std::uint64_t first = schedule.first_of_stream(schedule.chunks[place][phase].stream);
-        TrainingChunk::Desc desc{.phase = phase,
-                                 .stage = schedule.chunks[place][phase].stage,
-                                 .last_micro_batch = first + of_stream - 1};
-        if (const ScheduleOp& opening = schedule.ops[place].front(); opening.phase == phase)
-            desc.opening = opening.micro_batch;
-        chunks.push_back(
-            std::make_unique<TrainingChunk>(running, thread, *stages[phase], *optimizer, desc));
-    }
-    executor = std::make_unique<PipelineExecutor>(
-        device, schedule, place, world_ranks(), pipeline_chunks(),
-        PipelinePipes{activations.get(), gradients.get()}, limit);
-    interleave_pairs({}, 1);
+    for (std::uint32_t phase = 0; phase < stages.size(); ++phase)
+        chunks.push_back(std::make_unique<TrainingChunk>(
+            running, thread, *stages[phase], *optimizer,
+            TrainingChunk::Desc{.phase = phase, .stage = schedule.chunks[place][phase].stage}));
+    use_batch(batch_ramp(config.train).batch(0));
     clearing = std::make_unique<GradientClearing>(
         parameters, stages[schedule.ops[place].front().phase]->nodes(0, NodeKind::Forward));
     running.clearing = clearing.get();
+}
+
+/// Steps have so many sequences from now on. A micro-batch has as many as ever, so what is recorded
+/// stays valid, and a batch of another size is another number of them.
+void Trainer::Impl::use_batch(std::uint64_t sequences) {
+    if (program && program->batch == sequences)
+        return;
+    if (program)
+        device.wait_idle(limit); // what goes now orders what it has handed in
+    TrainingShape shape = config.train;
+    shape.micro_batches = micro_batches_of(config.train, sequences);
+    program = std::make_unique<Program>(
+        Program{sequences, pipeline_schedule(config.model, shape, layout)});
+    const Schedule& of_steps = program->schedule;
+    check_copies(of_steps);
+    running.first_micro_batch = d * shape.micro_batches;
+    const std::uint64_t of_stream = of_steps.num_micro_batches / of_steps.num_streams;
+    const ScheduleOp& first_op = of_steps.ops[place].front();
+    for (std::uint32_t phase = 0; phase < chunks.size(); ++phase) {
+        const std::uint64_t first = of_steps.first_of_stream(of_steps.chunks[place][phase].stream);
+        chunks[phase]->begin_batch({.last_micro_batch = first + of_stream - 1,
+                                    .opening = first_op.phase == phase
+                                                   ? std::optional(first_op.micro_batch)
+                                                   : std::nullopt});
+    }
+    program->executor = std::make_unique<PipelineExecutor>(
+        device, of_steps, place, world_ranks(), pipeline_chunks(),
+        PipelinePipes{activations.get(), gradients.get()}, limit);
+    order_nodes();
 }
 
 /// Of the pipeline that this rank is one of.
@@ -413,7 +454,7 @@ void Trainer::Impl::watch_traffic() {
 void Trainer::Impl::interleave_pairs(const NodeSeconds& seconds, double otherwise) {
     const PairMode& pairs = config.train.pairs;
     std::map<std::pair<std::uint32_t, std::uint32_t>, PairPattern> patterns; // by phases
-    const auto& ops = schedule.ops[place];
+    const auto& ops = program->schedule.ops[place];
     for (std::size_t i = 0; i < ops.size(); ++i) {
         const auto phases = std::pair(ops[i].phase, ops[i].with_next ? ops[i + 1].phase : 0);
         if (!ops[i].with_next || patterns.contains(phases))
@@ -426,7 +467,8 @@ void Trainer::Impl::interleave_pairs(const NodeSeconds& seconds, double otherwis
         else if (const PairNodes layer = layer_with_experts(nodes); !layer.forward.empty())
             pattern = choose_pattern(layer);
         if (!pattern.empty()) {
-            executor->interleave(phases.first, phases.second, bellows::interleave(nodes, pattern));
+            program->executor->interleave(phases.first, phases.second,
+                                          bellows::interleave(nodes, pattern));
             pair_pattern = to_text(pattern);
         }
         patterns.emplace(phases, std::move(pattern));
@@ -435,12 +477,23 @@ void Trainer::Impl::interleave_pairs(const NodeSeconds& seconds, double otherwis
 
 void Trainer::Impl::fill_backwards(const NodeSeconds& seconds) {
     for (std::uint32_t phase = 0; phase < stages.size(); ++phase)
-        executor->fill(phase, fill_backward(pair_of(*stages[phase], *stages[phase], seconds)));
+        program->executor->fill(phase,
+                                fill_backward(pair_of(*stages[phase], *stages[phase], seconds)));
+}
+
+void Trainer::Impl::order_nodes() {
+    if (!measured) {
+        interleave_pairs({}, 1);
+        return;
+    }
+    interleave_pairs(*measured);
+    if (exchanges())
+        fill_backwards(*measured);
 }
 
 NodeSeconds Trainer::Impl::mean_node_seconds(std::span<const TraceEvent> events) {
     std::map<std::string, std::size_t> runs;
-    for (const ScheduleOp& op : schedule.ops[place])
+    for (const ScheduleOp& op : program->schedule.ops[place])
         for (const NodeKind kind :
              {NodeKind::Forward, NodeKind::InputGradient, NodeKind::WeightGradient})
             if (op.kind == OpKind::Backward ? kind != NodeKind::Forward
@@ -530,17 +583,15 @@ const RunLayout& Trainer::layout() const noexcept {
     return impl_->layout;
 }
 const Schedule& Trainer::schedule() const noexcept {
-    return impl_->schedule;
+    return impl_->program->schedule;
 }
 bool Trainer::measures_nodes() const noexcept {
     return impl_->exchanges() ||
            (impl_->config.train.pairs.kind == PairMode::Kind::Auto && impl_->schedule.has_pairs());
 }
 void Trainer::order_nodes(std::span<const TraceEvent> events) {
-    const NodeSeconds seconds = impl_->mean_node_seconds(events);
-    impl_->interleave_pairs(seconds);
-    if (impl_->exchanges())
-        impl_->fill_backwards(seconds);
+    impl_->measured = impl_->mean_node_seconds(events);
+    impl_->order_nodes();
 }
 const std::string& Trainer::pair_pattern() const noexcept {
     return impl_->pair_pattern;
@@ -584,6 +635,7 @@ void Trainer::gather(Parted what) {
 }
 
 StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& sequences) {
+    use_batch(batch_ramp(config.train).batch(step));
     clearing->begin();
     if (slots)
         slots->clear_gradients();
@@ -591,7 +643,7 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     running.index = step;
     running.mtp_weight = mtp_weight(config.train, step + 1);
     running.source = &sequences;
-    executor->run();
+    program->executor->run();
     optimizer->finish_gradients();
     std::vector<std::int64_t> loads = counts->collect(limit);
     if (!loads.empty()) // where the device has a queue beside its passes, backward ones go on
@@ -600,14 +652,17 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     // hold it up.
     const StepTotals::Sums squares = totals.sum_with_bytes(optimizer->shard().local_squares());
     StepResult result;
-    result.grad_norm = std::sqrt(squares.value);
+    // What is recorded divides by the tokens of the whole batch: 1 unless the step has fewer.
+    const double of_batch =
+        static_cast<double>(config.train.batch) / static_cast<double>(program->batch);
+    result.grad_norm = of_batch * std::sqrt(squares.value);
     result.bytes_exchanged = squares.bytes;
     const double most = config.train.clip_norm;
     const double clip = most > 0 && result.grad_norm > most ? most / result.grad_norm : 1.0;
     result.updated = std::isfinite(result.grad_norm); // the same on all ranks
     if (result.updated) {
         counts->update_biases(loads, step); // ahead of AdamW, which takes the device's memory
-        optimizer->update(step + 1, learning_rate(config.train, step + 1), clip);
+        optimizer->update(step + 1, learning_rate(config.train, step + 1), clip * of_batch);
     }
     running.last_loss.wait(limit);
     StepTotals::Losses losses =
@@ -617,11 +672,12 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     result.asked = losses.asked;
     result.expert_loads = std::move(losses.expert_loads);
     place_experts(step, result);
-    result.loss = losses.sum / static_cast<double>(config.train.batch * config.train.seq);
+    result.loss = losses.sum / static_cast<double>(program->batch * config.train.seq);
     for (std::size_t k = 0; k < losses.of_modules.size(); ++k)
         result.mtp_losses.push_back(
             losses.of_modules[k] /
-            static_cast<double>(config.train.batch * (config.train.seq - k - 1)));
+            static_cast<double>(program->batch * (config.train.seq - k - 1)));
+    result.sequences = program->batch;
     result.seconds_waited = losses.seconds_waited;
     count_left_out(step, result);
     return result;

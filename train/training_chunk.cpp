@@ -48,7 +48,7 @@ TimePoint TrainingChunk::submit(OpKind op, std::size_t node, std::uint64_t micro
     if (forward && node + 1 == of_op.size() && stage_.last())
         beside(step_.device, [&] { post_loss(micro_batch, slot); });
     // After the last micro-batch's nothing is added to a gradient but other ranks'.
-    if (op == OpKind::WeightGradient && micro_batch == desc_.last_micro_batch)
+    if (op == OpKind::WeightGradient && micro_batch == ends_.last_micro_batch)
         beside(step_.device,
                [&] { optimizer_.gradient_handed_in(desc_.phase, node, of_op.size()); });
     return done;
@@ -63,7 +63,7 @@ TimePoint TrainingChunk::run(const Node& node, std::span<const TimePoint> waits)
 
 /// Ahead of a node: a piece of them in the step's first forward, what is left ahead of all else.
 void TrainingChunk::clear_gradients(OpKind op, std::size_t node, std::uint64_t micro_batch) {
-    if (op == OpKind::Forward && desc_.opening == micro_batch)
+    if (op == OpKind::Forward && ends_.opening == micro_batch)
         step_.clearing->before(node, computed_);
     else
         step_.clearing->finish();

@@ -53,7 +53,10 @@ class TrainingChunk : public PipelineChunk {
 public:
     struct Desc {
         std::uint32_t phase = 0;
-        std::uint64_t stage = 0;            ///< for names
+        std::uint64_t stage = 0; ///< for names
+    };
+    /// What follows from the number of a step's micro-batches.
+    struct Ends {
         std::uint64_t last_micro_batch = 0; ///< of the stage on this rank
         /// Whose forward is a step's first op, if it is this stage's.
         std::optional<std::uint64_t> opening{};
@@ -61,6 +64,9 @@ public:
     /// thread: of the lanes. All must outlive it.
     TrainingChunk(RunningStep& step, HostThread& thread, Stage& stage, ShardedOptimizer& optimizer,
                   const Desc& desc);
+
+    /// Before the first step, and between steps of which the next has another batch.
+    void begin_batch(const Ends& ends) { ends_ = ends; }
 
     std::size_t num_nodes(OpKind op) const override { return nodes(op, 0).size(); }
     bool computes(OpKind op, std::size_t node) const override {
@@ -95,6 +101,7 @@ private:
     Stage& stage_;
     ShardedOptimizer& optimizer_;
     Desc desc_;
+    Ends ends_;
     TimePoint computed_; ///< the last node that computes
     std::unordered_map<const Node*, TimePoint> last_runs_;
     Lane data_, losses_; ///< apart: the next micro-batch's data does not wait for a loss

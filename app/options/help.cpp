@@ -134,8 +134,11 @@ checkpoints/step-N.abandoned, unless --out names another folder.
 The run's folder gets metrics.jsonl with a line per step: step, loss_nats_per_token (as loss, too),
 loss_nats_per_byte (the same divided by the bytes of a token), held_out_loss and
 held_out_loss_nats_per_byte (of steps after which it was looked at), grad_norm (before clipping),
-lr, tokens_per_s, seconds, model_flops_per_s, bytes_exchanged (sent by all ranks together) and
-seconds_waited (for other ranks: what exchange, reductions, pipes and host collectives of a rank did
+lr, tokens_per_s, seconds, model_flops_per_s (three times the forward pass, causal, of all ranks),
+model_flops_per_s_per_rank, mfu (its share of --peak-tflops, or of what the device's matrix units
+were measured to do), parts (seconds in which rank 0's device worked on attention, experts,
+exchange, reductions, optimizer and the rest, and on any of them as `device`), sequences (of the
+step, with batch_start), bytes_exchanged (sent by all ranks together) and seconds_waited (for other ranks: what exchange, reductions, pipes and host collectives of a rank did
 nothing but wait, added up, mean over the ranks; they run side by side, so the sum may exceed
 `seconds`). For each layer with experts, `experts` has max_over_mean (the load of the fullest expert
 divided by the mean), ranks_max_over_mean (the same of the rows per rank), entropy (of the loads, 1

@@ -117,7 +117,8 @@ void add_train(CLI::App& app, TrainFlags& flags) {
     app.add_option("--lr", flags.lr, "the highest learning rate");
     add_count(app, "--warmup", flags.warmup, "steps in which the learning rate rises to --lr");
     add_count(app, "--decay", flags.decay,
-              "step at which the learning rate has fallen to lr_min along a cosine; 0: it stays");
+              "step at which the learning rate has fallen to lr_min, along a cosine unless "
+              "lr_schedule in [train] says otherwise; 0: it stays");
     add_count(app, "--seed", flags.seed, "of the weights and of the order of the data");
     app.add_option("--precision", flags.precision,
                    "how activations are stored; fp8: with FP8 linear layers")
@@ -141,6 +142,9 @@ void add_train(CLI::App& app, TrainFlags& flags) {
         "take them in turn; list: show them and end (default: as configured, or else any: the one "
         "that BELLOWS_DEVICE names, or the best, of several GPUs of its name another for each rank "
         "of a host)");
+    app.add_option("--peak-tflops", flags.peak_tflops,
+                   "what a rank's device could do at most, to which the model FLOPs per second are "
+                   "compared (default: measured at the start, on GPUs)");
     app.add_option(
            "--device-link", flags.device_link,
            "auto: tokens, activations and gradients go from device to device where a vendor's "

@@ -14,6 +14,7 @@
 #include "app/train/held_out.hpp"
 #include "app/train/run_checkpoints.hpp"
 #include "app/train/training_text.hpp"
+#include "app/units.hpp"
 
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
@@ -25,16 +26,22 @@
 #include <bellows/plan/memory_estimate.hpp>
 #include <bellows/run/devices.hpp>
 #include <bellows/run/kernels.hpp>
+#include <bellows/run/matrix_peak.hpp>
+#include <bellows/shape/batch_ramp.hpp>
+#include <bellows/shape/flops.hpp>
 #include <bellows/train/checkpoints.hpp>
 #include <bellows/train/metrics.hpp>
 #include <bellows/train/sequence_source.hpp>
+#include <bellows/train/step_parts.hpp>
 #include <bellows/train/tensorboard.hpp>
 #include <bellows/train/trainer.hpp>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <span>
@@ -76,6 +83,8 @@ private:
     void check_memory(const std::optional<Checkpoint>& before);
     void name_devices(const std::vector<DeviceShare>& shares);
     void read_text();
+    void find_peak();
+    void describe_flops(const std::string& peak);
     void make_trainer(const KernelChoice& kernels);
     bool leads() const { return world_.rank() == 0; }
     StepAsks asks() const;
@@ -83,7 +92,9 @@ private:
     std::vector<ExpertBalance> balance_of(const std::vector<LayerLoads>& layers,
                                           std::uint64_t steps_done) const;
     void begin_trace(std::uint64_t step);
+    void take_trace_ahead();
     std::vector<TraceEvent> take_trace();
+    std::optional<StepParts> count_parts();
     std::optional<double> held_out_loss(std::uint64_t steps_done);
     void save(std::uint64_t steps_done);
     void finish();
@@ -98,7 +109,9 @@ private:
     World& world_;
     Tokenizer tokenizer_;
     std::optional<Corpus> corpus_;
-    double bytes_per_token_ = 1; ///< of the bytes tokenizer 1: ends of documents count as bytes
+    FlopsByPart forward_flops_;   ///< of a token
+    double peak_flops_per_s_ = 0; ///< of a rank's device; 0: not known
+    double bytes_per_token_ = 1;  ///< of the bytes tokenizer 1: ends of documents count as bytes
     std::optional<ShuffledSequences> sequences_;
     std::optional<HeldOutText> held_out_; ///< to look at every eval_every steps
     PreparedOutput output_;               ///< rank 0's
@@ -111,7 +124,9 @@ private:
     std::uint64_t first_step_ = 0;
     std::optional<FinishedRun> results_;
     std::vector<TraceEvent> trace_;       ///< of the last steps but the one that runs
-    std::vector<TraceEvent> trace_ahead_; ///< of this step, before held-out text
+    std::vector<TraceEvent> trace_ahead_; ///< of this step, taken before it is asked for
+    std::size_t counted_ = 0;             ///< of these: in the parts of the step's line
+    StepPartsCounter parts_;              ///< since the last line, on rank 0
     double clock_origin_ = 0;             ///< see report_pipeline()
     bool stopped_ = false;                ///< before the last step, because a signal asked for it
     bool warned_ = false;                 // that a file other than a checkpoint cannot be written
@@ -152,6 +167,7 @@ TrainRun::TrainRun(const TrainOptions& options, World& world)
                        [this](std::uint64_t done, std::uint64_t total) {
                            report("measuring products", done, total);
                        });
+    find_peak();
     world_.control().barrier(kDiskPatience, "measuring products");
     make_trainer(kernels);
     if (progress_ && !trainer_->device_link().empty())
@@ -230,7 +246,7 @@ void TrainRun::read_text() {
                                     progress_->percent("tokenising the text", done, total);
                             });
     sequences_.emplace(*corpus_, split_corpus(*corpus_, train_.holdout).train,
-                       SequenceOrder{train_.seed, train_.batch, train_.seq});
+                       SequenceOrder{train_.seed, train_.batch, train_.seq, batch_ramp(train_)});
     bytes_per_token_ = tokenizer_.name() == "bytes" ? 1 : corpus_->bytes_per_token();
     if (train_.eval_every > 0)
         held_out_ = held_out_text(*corpus_, train_);
@@ -238,6 +254,44 @@ void TrainRun::read_text() {
         progress_->note("text: " + describe(*corpus_) + "; " +
                         std::to_string(corpus_->num_tokens()) + " tokens in " + kTokensFile + ", " +
                         format_bytes(corpus_->bytes()) + " that the ranks of a host share");
+}
+
+/// On rank 0, before memory is taken for the training.
+void TrainRun::find_peak() {
+    if (!leads())
+        return;
+    forward_flops_ = forward_flops(options_.config.model, mean_visible_keys(train_.seq));
+    if (train_.peak_tflops > 0) {
+        peak_flops_per_s_ = 1e12 * train_.peak_tflops;
+        describe_flops("as --peak-tflops says");
+        return;
+    }
+    const MatrixPeak peak = measure_matrix_peak(*device_);
+    device_->take_trace(); // it is no step's
+    peak_flops_per_s_ = peak.flops_per_s;
+    describe_flops(peak.what);
+}
+
+void TrainRun::describe_flops(const std::string& peak) {
+    const double all = forward_flops_.total();
+    std::string shares;
+    const auto add = [&](const char* part, double flops) {
+        if (flops > 0)
+            shares += (shares.empty() ? "" : ", ") + std::string(part) + " " + percent(flops / all);
+    };
+    add("attention projections", forward_flops_.attention_projections);
+    add("attention core", forward_flops_.attention_core);
+    add("router", forward_flops_.router);
+    add("experts", forward_flops_.experts);
+    add("shared experts", forward_flops_.shared_experts);
+    add("dense FFN", forward_flops_.dense_ffn);
+    add("head", forward_flops_.head);
+    progress_->note(
+        "model FLOPs: " + format_si(all, "FLOP") + " per token forward (" + shares +
+        "), causal, times 3 for training: " + format_si(training_flops(forward_flops_), "FLOP"));
+    if (peak_flops_per_s_ > 0)
+        progress_->note("MFU is model FLOPs per second and rank over " +
+                        format_si(peak_flops_per_s_, "FLOP/s") + " (" + peak + ")");
 }
 
 /// With the weights of the folder of --init, else random ones.
@@ -287,6 +341,7 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     world_.enter_phase("in step " + std::to_string(step + 1));
     const StepResult result = trainer_->step(step, *sequences_);
     const double seconds = seconds_since(start);
+    const std::optional<StepParts> parts = count_parts();
     const std::optional<double> held_out = held_out_loss(step + 1);
     if (!leads())
         return result.asked;
@@ -301,10 +356,16 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     metrics.held_out_loss = held_out;
     if (held_out)
         metrics.held_out_loss_nats_per_byte = *held_out / bytes_per_token_;
-    const double tokens = static_cast<double>(train_.batch * train_.seq);
+    const double tokens = static_cast<double>(result.sequences * train_.seq);
     metrics.tokens_per_s = tokens / metrics.seconds;
-    metrics.model_flops_per_s =
-        metrics.tokens_per_s * training_flops_per_token(options_.config.model, train_.seq);
+    metrics.model_flops_per_s = metrics.tokens_per_s * training_flops(forward_flops_);
+    metrics.model_flops_per_s_per_rank =
+        metrics.model_flops_per_s / static_cast<double>(world_.size());
+    if (peak_flops_per_s_ > 0)
+        metrics.mfu = *metrics.model_flops_per_s_per_rank / peak_flops_per_s_;
+    metrics.parts = parts;
+    if (train_.batch_start > 0)
+        metrics.sequences = result.sequences;
     metrics.bytes_exchanged = result.bytes_exchanged;
     metrics.seconds_waited = result.seconds_waited;
     metrics.experts = balance_of(result.expert_loads, step + 1);
@@ -334,7 +395,7 @@ std::optional<double> TrainRun::held_out_loss(std::uint64_t steps_done) {
     if (!held_out_ || (steps_done % train_.eval_every != 0 && steps_done != train_.steps))
         return std::nullopt;
     device_->wait_idle(wait_limit(train_));
-    trace_ahead_ = device_->take_trace();
+    take_trace_ahead();
     const double loss = trainer_->held_out_loss(held_out_->by_index(), held_out_->count);
     device_->wait_idle(wait_limit(train_));
     device_->take_trace();
@@ -342,10 +403,28 @@ std::optional<double> TrainRun::held_out_loss(std::uint64_t steps_done) {
 }
 
 std::vector<TraceEvent> TrainRun::take_trace() {
+    take_trace_ahead();
     std::vector<TraceEvent> events = std::exchange(trace_ahead_, {});
-    const std::vector<TraceEvent> more = device_->take_trace();
-    events.insert(events.end(), more.begin(), more.end());
+    const std::size_t counted = std::min(std::exchange(counted_, 0), events.size());
+    if (leads())
+        parts_.add(std::span(events).subspan(counted));
     return events;
+}
+
+void TrainRun::take_trace_ahead() {
+    std::vector<TraceEvent> more = device_->take_trace();
+    trace_ahead_.insert(trace_ahead_.end(), std::make_move_iterator(more.begin()),
+                        std::make_move_iterator(more.end()));
+}
+
+/// On rank 0: of what has ended since the step before was counted. What runs now is the update,
+/// which then counts in the next step.
+std::optional<StepParts> TrainRun::count_parts() {
+    if (!leads())
+        return std::nullopt;
+    take_trace_ahead();
+    parts_.add(std::span(trace_ahead_).subspan(std::exchange(counted_, trace_ahead_.size())));
+    return parts_.take();
 }
 
 /// Of a step: the last ones' traces are kept, the last one's apart.

@@ -21,6 +21,9 @@ struct RunSummary {
     std::uint64_t steps = 0;
     double seconds = 0;
     double tokens_per_s = 0;
+    double model_flops_per_s = 0; ///< of all ranks
+    std::optional<double> model_flops_per_s_per_rank{}, mfu{};
+    std::optional<StepParts> part_shares{}; ///< of rank 0's time, instead of seconds
     double bytes_per_token = 1;
     std::filesystem::path loss_picture; ///< empty paths and texts are left out
     std::filesystem::path expert_picture;

@@ -48,6 +48,7 @@ void apply_flags(TrainConfig& train, const TrainFlags& flags) {
     if (flags.precision)
         named("precision", [&] { from_text(train.precision, *flags.precision); });
     override_with(train.device, flags.device);
+    override_with(train.peak_tflops, flags.peak_tflops);
     if (flags.device_link)
         named("device_link", [&] { train.device_link = device_link_kind(*flags.device_link); });
     override_with(train.checkpoint_every, flags.checkpoint_every);

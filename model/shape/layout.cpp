@@ -5,6 +5,7 @@
 #include "training_fields.hpp"
 
 #include <bellows/base/rounding.hpp>
+#include <bellows/shape/batch_ramp.hpp>
 
 #include <algorithm>
 #include <utility>
@@ -135,8 +136,10 @@ RunLayout resolve_layout(const ModelConfig& model, const TrainingShape& train,
                    text(model.routed_experts) + " experts: they count all slots of a layer");
         }
     }
-    return {static_cast<std::uint32_t>(train.pp), static_cast<std::uint32_t>(dp),
-            static_cast<std::uint32_t>(ep)};
+    const RunLayout layout{static_cast<std::uint32_t>(train.pp), static_cast<std::uint32_t>(dp),
+                           static_cast<std::uint32_t>(ep)};
+    check_batch_ramp(model, train, layout);
+    return layout;
 }
 
 std::uint64_t expert_slots_of_rank(const ModelConfig& model, const TrainingShape& shape,

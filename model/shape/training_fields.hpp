@@ -28,6 +28,9 @@ inline void from_text(PairMode& mode, const std::string& text) {
 template <class Shape, class Visit>
 void for_each_shape_field(Shape& s, Visit&& visit) {
     visit("batch", s.batch, 1, 1 << 24);
+    visit("batch_start", s.batch_start, 0, 1 << 24);
+    visit("batch_increment", s.batch_increment, 0, 1 << 24);
+    visit("batch_ramp_steps", s.batch_ramp_steps, 0, std::uint64_t{1} << 32);
     visit("micro_batches", s.micro_batches, 1, 1 << 16);
     visit("seq", s.seq, 1, 1 << 24);
     visit("precision", s.precision, 0, 0);

@@ -85,6 +85,29 @@ TEST(Metrics, ALinePerStepWithTheNamedKeys) {
     EXPECT_TRUE(nlohmann::json::parse(line).at("loss").is_null());
 }
 
+TEST(Metrics, RatesAndPartsComeBack) {
+    TemporaryFolder folder;
+    const fs::path path = folder.path() / "metrics.jsonl";
+    StepMetrics step = step_at(1, 6);
+    step.model_flops_per_s_per_rank = 1.5e9;
+    step.mfu = 0.25;
+    step.sequences = 24;
+    step.parts = StepParts{.attention = 0.5, .experts = 0.25, .optimizer = 1e-9, .device = 0.75};
+    MetricsLog(path, 0).add(step);
+    const auto json = nlohmann::json::parse(content_of(path));
+    EXPECT_EQ(json.at("model_flops_per_s_per_rank"), 1.5e9);
+    EXPECT_EQ(json.at("mfu"), 0.25);
+    EXPECT_EQ(json.at("sequences"), 24);
+    EXPECT_EQ(json.at("parts").size(), 7u);
+    EXPECT_EQ(json.at("parts").at("attention"), 0.5);
+    const StepMetrics read = read_metrics(path).at(0);
+    EXPECT_EQ(read.mfu, step.mfu);
+    EXPECT_EQ(read.model_flops_per_s_per_rank, step.model_flops_per_s_per_rank);
+    EXPECT_EQ(read.sequences, step.sequences);
+    EXPECT_EQ(read.parts, step.parts);
+    EXPECT_FALSE(read_metrics(folder.write("old", format_metrics(step_at(1, 6)))).at(0).parts);
+}
+
 TEST(Metrics, LossesStandInBothUnitsAndComeBack) {
     TemporaryFolder folder;
     const fs::path path = folder.path() / "metrics.jsonl";

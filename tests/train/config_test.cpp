@@ -47,6 +47,15 @@ TEST(TrainConfig, ReadsAndWritesEveryKey) {
     config.precision = Precision::BF16;
     config.device = "0,1";
     config.device_link = DeviceLinkKind::Off;
+    config.peak_tflops = 989.5;
+    config.lr_schedule = LrSchedule::Wsd;
+    config.decay_start = 100;
+    config.decay_steps = 200;
+    config.lr_steps = {300, 400};
+    config.lr_factors = {0.5, 1e-3};
+    config.batch_start = 4;
+    config.batch_increment = 2;
+    config.batch_ramp_steps = 50;
     config.pipeline = parse_schedule_kind("zb-v");
     config.pairs = parse_pair_mode("MLP(B) MLP(F)");
     config.pp = 2;
@@ -154,6 +163,81 @@ TEST(TrainConfig, LearningRateWarmsUpAndDecaysWhateverTheEnd) {
     TrainConfig longer = config;
     longer.steps = 2 * config.steps;
     EXPECT_EQ(learning_rate(config, 37), learning_rate(longer, 37)) << "a resume may add steps";
+}
+
+TEST(TrainConfig, LearningRateStaysUntilItDecays) {
+    TrainConfig config;
+    config.lr = 1;
+    config.lr_min = 0.1;
+    config.warmup_steps = 10;
+    config.decay_start = 110;
+    config.decay_steps = 210;
+    EXPECT_EQ(learning_rate(config, 110), 1);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 160), 0.55) << "half a cosine";
+    EXPECT_DOUBLE_EQ(learning_rate(config, 210), 0.1);
+
+    config.lr_schedule = LrSchedule::Wsd;
+    EXPECT_NO_THROW(validate(config));
+    EXPECT_DOUBLE_EQ(learning_rate(config, 5), 0.5);
+    EXPECT_EQ(learning_rate(config, 11), 1);
+    EXPECT_EQ(learning_rate(config, 110), 1);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 135), 0.55) << "1 - sqrt(1/4)";
+    EXPECT_DOUBLE_EQ(learning_rate(config, 174), 0.1 + 0.9 * (1 - 0.8));
+    EXPECT_DOUBLE_EQ(learning_rate(config, 210), 0.1);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 9999), 0.1);
+    // While it is stable the end is open; a resumed run that decays has had the same rates.
+    TrainConfig stable = config;
+    stable.decay_start = stable.decay_steps = 0;
+    EXPECT_NO_THROW(validate(stable));
+    for (const std::uint64_t step : {3, 10, 60, 110})
+        EXPECT_EQ(learning_rate(stable, step), learning_rate(config, step));
+    EXPECT_EQ(learning_rate(stable, 5000), 1);
+}
+
+TEST(TrainConfig, LearningRateFallsInSteps) {
+    TrainConfig config = parse("[train]\nlr = 2.4e-4\nwarmup_steps = 10\nlr_schedule = \"step\"\n"
+                               "lr_steps = [600, 900]\nlr_factors = [0.316]\n");
+    EXPECT_NO_THROW(validate(config));
+    EXPECT_EQ(parse(to_toml(config)), config);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 600), 2.4e-4);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 601), 2.4e-4 * 0.316);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 900), 2.4e-4 * 0.316);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 1000), 2.4e-4 * 0.316 * 0.316);
+    config.lr_factors = {0.5, 0.1};
+    EXPECT_DOUBLE_EQ(learning_rate(config, 901), 2.4e-4 * 0.05);
+    // DeepSeek-V3's: a cosine that begins late, and a last phase with a third of where it ends.
+    config.lr_schedule = LrSchedule::Cosine;
+    config.lr = 2.2e-4;
+    config.lr_min = 2.2e-5;
+    config.decay_start = 670;
+    config.decay_steps = 960;
+    config.lr_steps = {989};
+    config.lr_factors = {7.3 / 22};
+    EXPECT_NO_THROW(validate(config));
+    EXPECT_DOUBLE_EQ(learning_rate(config, 670), 2.2e-4);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 989), 2.2e-5);
+    EXPECT_DOUBLE_EQ(learning_rate(config, 990), 7.3e-6);
+}
+
+TEST(TrainConfig, SchedulesOfTheRateThatDoNotFitTogetherAreRefused) {
+    const auto refused = [](const std::string& lines, const char* word) {
+        EXPECT_BELLOWS_ERROR((validate(parse("[train]\n" + lines)), 0), InvalidArgument, word);
+    };
+    refused("lr_schedule = \"sine\"", "\"cosine\", \"wsd\"");
+    refused("lr_schedule = \"wsd\"\ndecay_steps = 100", "needs decay_start");
+    refused("lr_schedule = \"constant\"\ndecay_steps = 100", "decay_steps = 100 is of no use");
+    refused("lr_schedule = \"constant\"\nlr_steps = [5]\nlr_factors = [0.5]", "take \"step\"");
+    refused("lr_schedule = \"step\"", "needs lr_steps");
+    refused("decay_start = 5", "decay_start = 5");
+    refused("decay_start = 100\ndecay_steps = 100", "decay_start = 100");
+    refused("warmup_steps = 10\ndecay_start = 5\ndecay_steps = 100", "decay_start = 5");
+    refused("lr_steps = [5, 5]\nlr_factors = [0.5]", "ascend");
+    refused("lr_steps = [5, 6, 7]\nlr_factors = [0.5, 0.5]", "2 factors for 3");
+    refused("lr_steps = [5]", "0 factors for 1");
+    refused("lr_factors = [0.5]", "1 factors for 0");
+    refused("lr_steps = [5]\nlr_factors = [0.0]", "lr_factors = 0");
+    refused("lr_steps = 5", "square brackets");
+    refused("lr_steps = [0.5]", "whole number");
 }
 
 TEST(RunConfig, EveryPresetLoads) {

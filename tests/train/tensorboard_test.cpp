@@ -158,6 +158,9 @@ TEST(Tensorboard, StepsComeBackAsTheyWereAdded) {
     looked.held_out_loss = 7.5;
     looked.held_out_loss_nats_per_byte = 3.75;
     looked.experts = {{1, 1.5, 1.25, 0.5}, {2, 3, {}, 0.75}};
+    looked.mfu = 0.25;
+    looked.sequences = 24;
+    looked.parts = StepParts{.attention = 0.5};
     log.add(looked);
     const std::vector<Event> events = read_events(content_of(log.path()));
     ASSERT_EQ(events.size(), 4u);
@@ -184,6 +187,9 @@ TEST(Tensorboard, StepsComeBackAsTheyWereAdded) {
     EXPECT_EQ(events[3].scalars.at("experts_entropy/layer_1"), 0.5f);
     EXPECT_EQ(events[3].scalars.at("experts_max_over_mean/layer_2"), 3.0f);
     EXPECT_EQ(events[3].scalars.at("experts_entropy/layer_2"), 0.75f);
+    EXPECT_EQ(events[3].scalars.at("speed/mfu"), 0.25f);
+    EXPECT_EQ(events[3].scalars.at("training/sequences"), 24.0f);
+    EXPECT_EQ(events[3].scalars.at("seconds_of_part/attention"), 0.5f);
     EXPECT_FALSE(events[3].scalars.contains("experts_ranks_max_over_mean/layer_2"));
 }
 

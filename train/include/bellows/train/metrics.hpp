@@ -6,6 +6,7 @@
 
 #include <bellows/base/files.hpp>
 #include <bellows/train/expert_balance.hpp>
+#include <bellows/train/step_parts.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -25,7 +26,7 @@ struct StepMetrics {
     double lr = 0;
     double tokens_per_s = 0;
     double seconds = 0;                ///< wall time of this step
-    double model_flops_per_s = 0;      ///< of the model's formula, without recomputation
+    double model_flops_per_s = 0;      ///< training_flops_per_token(), of all ranks together
     std::uint64_t bytes_exchanged = 0; ///< sent by all ranks together
     double seconds_waited = 0;         ///< for others, mean over the ranks
     /// `loss` by the bytes that a token has; files of older runs have none.
@@ -36,6 +37,10 @@ struct StepMetrics {
     std::vector<double> mtp_losses_nats_per_token{};
     std::vector<ExpertBalance> experts{}; ///< of each layer that has some, ascending
     std::vector<MovedExpert> moves{};     ///< of experts, before this step
+    /// model_flops_per_s of each rank, and their share of what its device could do at most.
+    std::optional<double> model_flops_per_s_per_rank{}, mfu{};
+    std::optional<StepParts> parts{};         ///< of rank 0; "parts" with names of StepParts
+    std::optional<std::uint64_t> sequences{}; ///< of the step's batch
 };
 
 /// One line of JSON without its line break; what is not finite becomes null. Figures of the balance

@@ -5,6 +5,7 @@
 // alone, not from the number of ranks or from earlier calls, so a resumed run sees what an
 // uninterrupted one would. Host only; const members may be called from any thread.
 
+#include <bellows/shape/batch_ramp.hpp>
 #include <bellows/text/corpus.hpp>
 
 #include <cstdint>
@@ -21,6 +22,8 @@ struct SequenceOrder {
     std::uint64_t seed = 0;
     std::uint64_t sequences_per_step = 0; ///< global batch, over all ranks
     std::uint64_t sequence_length = 0;    ///< inputs per sequence; one more token is drawn
+    /// Where it has a start, the sequences of each step, instead of sequences_per_step.
+    BatchRamp ramp{};
 };
 
 /// Deals the sequences of a token range out over the steps. Within an epoch every sequence of the
@@ -33,7 +36,7 @@ public:
     ShuffledSequences(const Corpus& corpus, TokenRange range, const SequenceOrder& order);
 
     std::uint64_t sequences_per_epoch() const noexcept { return num_chunks_; }
-    /// Where sequence `index` (below sequences_per_step) of `step` (from 0) starts in the corpus.
+    /// Where sequence `index` (below those of the step) of `step` (from 0) starts in the corpus.
     std::uint64_t sequence_start(std::uint64_t step, std::uint64_t index) const;
     /// The same sequence's tokens; out holds sequence_length + 1: inputs are its first, targets
     /// its last sequence_length.

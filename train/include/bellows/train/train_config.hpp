@@ -17,6 +17,18 @@
 
 namespace bellows {
 
+/// How the learning rate goes on after the warm-up, from decay_start on where there is a decay.
+enum class LrSchedule : std::uint8_t {
+    Cosine, ///< along half a cosine down to lr_min at decay_steps
+    Wsd,  ///< warm-up, stable, decay: down to lr_min at decay_steps as 1 - sqrt(share of the decay)
+    Step, ///< by lr_factors at lr_steps
+    Constant, ///< it stays
+};
+
+/// "cosine", "wsd", "step" or "constant", and back. Throws Error{InvalidArgument}.
+const char* to_text(LrSchedule schedule) noexcept;
+void from_text(LrSchedule& schedule, const std::string& text);
+
 /// Field names are the keys of the `[train]` table, those of TrainingShape among them.
 struct TrainConfig : TrainingShape {
     std::vector<std::string> data;   ///< text files and folders
@@ -32,7 +44,13 @@ struct TrainConfig : TrainingShape {
     double lr = 1e-3;               ///< the highest, after the warm-up
     double lr_min = 0;              ///< where the decay ends
     std::uint64_t warmup_steps = 0; ///< linear from lr / warmup_steps
-    std::uint64_t decay_steps = 0;  ///< cosine down to lr_min at this step; 0: no decay
+    LrSchedule lr_schedule = LrSchedule::Cosine;
+    std::uint64_t decay_start = 0; ///< the rate stays at lr up to this step; 0: warmup_steps
+    std::uint64_t decay_steps = 0; ///< the decay ends at lr_min at this step; 0: no decay
+    /// After each of these steps, ascending, the rate is multiplied by its factor, whatever the
+    /// schedule; a single factor counts for all.
+    std::vector<std::uint64_t> lr_steps;
+    std::vector<double> lr_factors;
     double beta1 = 0.9;
     double beta2 = 0.95;
     double adam_eps = 1e-8;
@@ -47,6 +65,7 @@ struct TrainConfig : TrainingShape {
 
     std::string device = "any"; ///< see parse_devices()
     DeviceLinkKind device_link = DeviceLinkKind::Auto;
+    double peak_tflops = 0; ///< of a rank's device, for the utilisation; 0: measured at the start
     std::uint64_t checkpoint_every = 0; ///< steps; 0: by time (checkpoint_minutes)
     double checkpoint_minutes = 10;     ///< without checkpoint_every; 0: at the end only
     std::uint64_t keep_checkpoints = 2;

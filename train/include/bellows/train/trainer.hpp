@@ -37,7 +37,8 @@ struct StepResult {
     double loss = 0; ///< nats per token, mean over the global batch
     /// Of each MTP module, mean over the tokens that it predicts.
     std::vector<double> mtp_losses{};
-    double grad_norm = 0; ///< of the whole gradient, before clipping
+    double grad_norm = 0;        ///< of the whole gradient, before clipping
+    std::uint64_t sequences = 0; ///< of the step's batch, over all ranks
     bool updated =
         true; ///< false: the gradient was not finite, so the weights were left as they are
     /// Sent by all ranks together in this step; weights that they send each other after the update
@@ -90,6 +91,7 @@ public:
 
     const RunConfig& config() const noexcept;
     const RunLayout& layout() const noexcept;
+    /// Of the last step; before it of the first one.
     const Schedule& schedule() const noexcept;
     /// Whether nodes are to be ordered as measured; the same on all ranks.
     bool measures_nodes() const noexcept;

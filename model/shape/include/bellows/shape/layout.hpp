@@ -58,9 +58,14 @@ void from_text(ExpertSums& sums, const std::string& text);
 
 /// Field names are keys of the `[train]` table of a configuration.
 struct TrainingShape {
-    std::uint64_t batch = 16;        ///< sequences per step, over all ranks
-    std::uint64_t micro_batches = 1; ///< per data-parallel rank
-    std::uint64_t seq = 128;         ///< tokens per sequence
+    std::uint64_t batch = 16; ///< sequences per step, over all ranks
+    /// The first step's batch, which grows to `batch` in batch_ramp_steps steps, by batch_increment
+    /// sequences at a time (batch_ramp.hpp); 0: all steps have `batch`.
+    std::uint64_t batch_start = 0;
+    std::uint64_t batch_increment = 0;  ///< 0: batch_start
+    std::uint64_t batch_ramp_steps = 0; ///< the first steps, which have less than `batch`
+    std::uint64_t micro_batches = 1;    ///< per data-parallel rank, in a step of `batch` sequences
+    std::uint64_t seq = 128;            ///< tokens per sequence
     Precision precision = Precision::F32;
     /// How micro-batches go through the pipeline's ranks.
     ScheduleKind pipeline = ScheduleKind::OneFOneB;
