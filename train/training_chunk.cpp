@@ -40,6 +40,8 @@ TimePoint TrainingChunk::submit(OpKind op, std::size_t node, std::uint64_t micro
     const bool forward = op == OpKind::Forward;
     if (forward && node == 0 && (stage_.first() || stage_.last()))
         beside(step_.device, [&] { post_data(micro_batch, slot); });
+    if (Buffer* spared = stage_.spared_buffer(slot); forward && node == 0 && spared != nullptr)
+        beside(step_.device, [&] { post_spared(micro_batch, *spared); });
     if (step_.held_out == nullptr)
         clear_gradients(op, node, micro_batch);
     TimePoint done = run(*of_op[node], waits);
@@ -132,6 +134,24 @@ void TrainingChunk::write_data(LaneJob& job, std::uint64_t slot, std::vector<std
             std::memcpy(buffer->mapped(), values.data(), values.size() * 4);
         return Progress::Done;
     };
+}
+
+/// Without a gradient nothing is dropped.
+void TrainingChunk::post_spared(std::uint64_t micro_batch, Buffer& buffer) {
+    const std::uint64_t sequences = stage_.tokens() / step_.seq;
+    const std::uint64_t first =
+        step_.index * step_.batch + (step_.first_micro_batch + micro_batch) * sequences;
+    std::vector<std::uint32_t> spared(sequences);
+    for (std::uint64_t i = 0; i < sequences; ++i)
+        spared[i] = step_.held_out != nullptr || stage_.model().spares(first + i) ? 1 : 0;
+    LaneJob job;
+    job.name = "spared sequences of micro-batch " + std::to_string(micro_batch);
+    job.accesses = {{buffer.view(), Access::Write}};
+    job.step = [&buffer, spared = std::move(spared)](LaneContext&) {
+        std::memcpy(buffer.mapped(), spared.data(), spared.size() * 4);
+        return Progress::Done;
+    };
+    data_.post(std::move(job));
 }
 
 void TrainingChunk::post_loss(std::uint64_t micro_batch, std::uint64_t slot) {

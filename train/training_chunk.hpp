@@ -38,7 +38,7 @@ struct RunningStep {
     std::chrono::milliseconds limit;     ///< of each wait for a node's last run
     std::uint64_t seq = 0;               ///< tokens of a sequence
     std::uint64_t first_micro_batch = 0; ///< of the global batch: this rank's first
-    std::uint64_t batch = 0;             ///< sequences of the global batch
+    std::uint64_t batch = 0;             ///< sequences of the global batch, all micro-batches
     StepTotals& totals;
     GradientClearing* clearing = nullptr; ///< of the rank's gradients
     // Of the step that runs:
@@ -95,6 +95,7 @@ private:
     void post_data(std::uint64_t micro_batch, std::uint64_t slot);
     void write_data(LaneJob& job, std::uint64_t slot, std::vector<std::uint32_t> lines,
                     std::uint64_t with_targets);
+    void post_spared(std::uint64_t micro_batch, Buffer& buffer);
     void post_loss(std::uint64_t micro_batch, std::uint64_t slot);
 
     RunningStep& step_;

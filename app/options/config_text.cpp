@@ -64,6 +64,7 @@ const std::map<std::string_view, std::string_view> kModelComments = {
     {"router_z_loss", "weight of the mean square of the router logits' logsumexp"},
     {"capacity_factor", "training drops choices beyond so many times the mean load; 0: none"},
     {"capacity_of", "what has that load: \"device\" or \"expert\""},
+    {"capacity_spares", "share of the sequences of which none is dropped"},
     {"norm_eps", "added under the root of RMSNorm"},
     {"tied_embeddings", "whether embedding and head share their weights"},
     {"init_std", "standard deviation of the first weights"},

@@ -226,7 +226,7 @@ void MoeSlot::router(Recording& r) const {
     if (drops())
         ops::router_capacity(r, scores_, ids_, sent_ids_,
                              static_cast<std::uint32_t>(layer_.config.capacity_groups()),
-                             layer_.config.capacity(desc_.tokens));
+                             layer_.config.capacity(desc_.tokens), desc_.spared);
     if (drops())
         ops::expert_counts(r, sent_ids_,
                            layer_.kept.tensor(DType::U32, {layer_.config.routed_experts}), true);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -30,6 +31,7 @@ struct Stage::Impl {
     };
     struct Slot {
         std::array<Buffer, 2> ids; ///< tokens, targets
+        Buffer spared;             ///< of a model with a capacity, while it trains
         Buffer loss, logits;
         Streams body;
         std::vector<Streams> of_modules;
@@ -223,6 +225,8 @@ void Stage::Impl::add_layers(Slot& slot, const std::string& name, std::span<cons
         layer.tokens = tokens;
         layer.seq = desc.seq;
         layer.loss_scale = desc.loss_scale;
+        if (slot.spared && desc.sequences > 0)
+            layer.spared = slot.spared.tensor(DType::U32, {desc.sequences});
         layer.tensors.x = hidden(streams.values[i]);
         layer.tensors.y = hidden(streams.values[i + 1]);
         if (desc.training) {
@@ -239,6 +243,11 @@ std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
         "stage " + std::to_string(desc.stage) + " slot " + std::to_string(index);
     for (Buffer& ids : slot->ids)
         ids = host_buffer(name + " tokens", tokens * 4, MemoryKind::Upload);
+    if (desc.training && desc.config.capacity_factor > 0 && !experts.empty()) {
+        slot->spared =
+            host_buffer(name + " spared sequences", desc.sequences * 4, MemoryKind::Upload);
+        std::memset(slot->spared.mapped(), 0, slot->spared.size());
+    }
     slot->body = make_streams(name, layers.size() + 1);
     slot->of_modules.reserve(modules.size());
     slot->modules.reserve(modules.size());
@@ -314,6 +323,13 @@ Buffer& Stage::token_buffer(std::uint64_t slot) {
 }
 Buffer& Stage::target_buffer(std::uint64_t slot) {
     return impl_->slots.at(slot)->ids[1];
+}
+Buffer* Stage::spared_buffer(std::uint64_t slot) {
+    Buffer& spared = impl_->slots.at(slot)->spared;
+    return spared ? &spared : nullptr;
+}
+const ModelConfig& Stage::model() const noexcept {
+    return impl_->desc.config;
 }
 Buffer& Stage::loss_buffer(std::uint64_t slot) {
     return impl_->slots.at(slot)->loss;

@@ -2,6 +2,7 @@
 #include "config_fields.hpp"
 
 #include <bellows/base/error.hpp>
+#include <bellows/base/mix.hpp>
 #include <bellows/shape/rope.hpp>
 
 #include <algorithm>
@@ -69,6 +70,7 @@ const Field kFields[] = {
     {"router_z_loss", &C::router_z_loss, false, 0, 1e6},
     {"capacity_factor", &C::capacity_factor, false, 0, 1e6},
     {"capacity_of", &C::capacity_of},
+    {"capacity_spares", &C::capacity_spares, false, 0, 1},
     {"norm_eps", &C::norm_eps, false, 1e-12, 1},
     {"tied_embeddings", &C::tied_embeddings},
     {"init_std", &C::init_std, false, 1e-9, 10},
@@ -290,6 +292,11 @@ std::uint64_t ModelConfig::capacity(std::uint64_t tokens) const noexcept {
         static_cast<double>(tokens * top_k) / static_cast<double>(capacity_groups());
     return static_cast<std::uint64_t>(
         std::min(std::ceil(capacity_factor * mean), static_cast<double>(tokens * top_k)));
+}
+
+bool ModelConfig::spares(std::uint64_t sequence) const noexcept {
+    constexpr std::uint64_t kKey = 0x5A4E53A7D20B61C9; // other than what mixes the order of data
+    return std::ldexp(static_cast<double>(mix(sequence ^ kKey) >> 11), -53) < capacity_spares;
 }
 
 double ModelConfig::attention_scale() const noexcept {

@@ -87,6 +87,14 @@ std::vector<ParameterInfo> parameters_of_rank(const ModelConfig& config,
     return mine;
 }
 
+/// Every other sequence, where some are spared.
+std::vector<std::uint32_t> spared_of(const Case& c, const ModelConfig& config, std::size_t m) {
+    std::vector<std::uint32_t> spared(config.capacity_spares > 0 ? c.sequences : 0);
+    for (std::size_t i = 0; i < spared.size(); ++i)
+        spared[i] = (i + m) % 2;
+    return spared;
+}
+
 /// What a value is rounded to on the device.
 std::vector<float> stored(std::vector<float> values, DType dtype) {
     if (dtype == DType::BF16)
@@ -195,6 +203,11 @@ Results run_layer(const Case& c, const DeviceOptions& options, Transport& transp
                    input(tokens, config.hidden, world().rank(), m, 0, c.dtype));
             upload(*device, desc.tensors.dy,
                    input(tokens, config.hidden, world().rank(), m, 1, c.dtype));
+        }
+        if (const auto spared = spared_of(c, config, m); !spared.empty() && tokens > 0) {
+            buffers.emplace_back(*device, BufferDesc{.name = "spared", .bytes = 16});
+            desc.spared = buffers.back().tensor(DType::U32, {spared.size()});
+            device->upload(desc.spared.buffer, std::span<const std::uint32_t>(spared));
         }
         descs.push_back(desc);
         slots.push_back(layer.create_slot(desc));
@@ -306,7 +319,8 @@ Expected expect_layer(const Case& c) {
             norms.push_back(rmsnorm_forward(x[r], gain, tokens, config.hidden, config.norm_eps));
             n.push_back(norms[r].y);
         }
-        const MoeShape shape = moe_shape(config);
+        MoeShape shape = moe_shape(config);
+        shape.spared = spared_of(c, config, m);
         const MoeForward forward = moe_forward(n, weights, shape, partition);
         const RouterLosses losses = router_losses(c, forward, counts);
         const MoeGrads grads =
@@ -529,6 +543,15 @@ INSTANTIATE_TEST_SUITE_P(
              [](ModelConfig& config) {
                  config.balance_devices = 4;
                  config.capacity_factor = 0.75;
+             }},
+        Case{"capacity_with_spared_sequences", 8, 2, 1, DType::F32, 1,
+             [](int rank, std::size_t) -> std::uint64_t { return rank == 1 ? 0 : 24; }, 0, 4,
+             LinearPrecision::AsActivations, false, ExchangeLayout::ExpertMajor,
+             testing::Bf16Products::Engine,
+             [](ModelConfig& config) {
+                 config.capacity_of = CapacityOf::Expert;
+                 config.capacity_factor = 0.75;
+                 config.capacity_spares = 0.5;
              }},
         // In f32, whose scores are near enough to drop what the reference drops.
         Case{"capacity_of_experts_fp8_by_slots", 8, 2, 1, DType::F32, 1,

@@ -149,6 +149,20 @@ TEST(ModelConfig, TableOfRefusals) {
     }
 }
 
+TEST(ModelConfig, SparesAShareOfTheSequences) {
+    ModelConfig config;
+    const auto spared = [&](double share) {
+        config.capacity_spares = share;
+        std::uint64_t count = 0;
+        for (std::uint64_t sequence = 0; sequence < 10'000; ++sequence)
+            count += config.spares(sequence) ? 1 : 0;
+        return static_cast<double>(count);
+    };
+    EXPECT_EQ(spared(0), 0);
+    EXPECT_EQ(spared(1), 10'000);
+    EXPECT_NEAR(spared(0.1), 1000, 150) << "five standard errors";
+}
+
 TEST(ModelConfig, OtherTablesAreLeftAlone) {
     const std::string text = std::string(kSmall) + "[train]\nlr = 1.0\n";
     EXPECT_NO_THROW(parse_model_config(text, "some.toml"));

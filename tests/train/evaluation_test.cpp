@@ -147,6 +147,36 @@ TEST(Evaluation, IsTheLossOfAStepOnTheSameSequences) {
     }
 }
 
+// A capacity of one choice drops nothing without a gradient, and of no sequence that is spared.
+TEST(Evaluation, DropsNothingAndNorDoesTrainingOfSparedSequences) {
+    const auto device = testing::make_device();
+    for (const Case& c : cases()) {
+        SCOPED_TRACE(c.name);
+        RunConfig config = config_of(c);
+        double expected = 0;
+        {
+            Trainer trainer(*device, world(), config, layout_of(c));
+            expected = trainer.held_out_loss(fill_sequence, 16);
+        }
+        config.model.capacity_factor = 1e-6;
+        config.model.capacity_of = CapacityOf::Expert;
+        config.model.capacity_spares = 0.4;
+        Trainer trainer(*device, world(), config, layout_of(c));
+        ALL_RANKS_TRUE(trainer.held_out_loss(fill_sequence, 16) == expected);
+        const std::uint64_t of_sequence = config.train.seq * config.model.top_k;
+        // Where none is spared each expert takes one choice of a micro-batch.
+        const std::uint64_t others = 4 * config.train.micro_batches * layout_of(c).dp;
+        for (std::uint64_t step = 0; step < 3; ++step) {
+            std::uint64_t spared = 0;
+            for (std::uint64_t i = 0; i < config.train.batch; ++i)
+                spared += config.model.spares(step * config.train.batch + i) ? 1 : 0;
+            for (const LayerLoads& layer : trainer.step(step, fill_sequence).expert_loads)
+                ALL_RANKS_TRUE(*layer.kept >= spared * of_sequence &&
+                               *layer.kept <= spared * of_sequence + others);
+        }
+    }
+}
+
 // Any number of sequences: those that fill micro-batches up count nothing.
 TEST(Evaluation, CountsEachSequenceOnce) {
     const auto device = testing::make_device();

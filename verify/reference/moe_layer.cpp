@@ -29,7 +29,8 @@ RankTokens route(const Vector& x, const MoeWeights& w, const MoeShape& shape,
         const double mean =
             static_cast<double>(t.experts.size()) / static_cast<double>(shape.capacity_groups);
         t.sent = kept_choices(t.scores, t.experts, shape.router, shape.capacity_groups,
-                              static_cast<std::size_t>(std::ceil(shape.capacity_factor * mean)));
+                              static_cast<std::size_t>(std::ceil(shape.capacity_factor * mean)),
+                              shape.spared);
     }
     t.weights = router_weights(t.scores, t.experts, shape.router);
     t.y.assign(x.size(), 0.0);
@@ -144,7 +145,8 @@ MoeShape moe_shape(const ModelConfig& config) {
             static_cast<std::size_t>(config.moe_ffn),
             static_cast<std::size_t>(config.shared_ffn()),
             config.capacity_factor > 0 ? static_cast<std::size_t>(config.capacity_groups()) : 0,
-            config.capacity_factor};
+            config.capacity_factor,
+            {}};
 }
 
 MoeForward moe_forward(const std::vector<Vector>& x, const MoeWeights& weights,

@@ -30,6 +30,9 @@ struct MoeShape {
     /// of a rank's tokens; 0: all choices are taken.
     std::size_t capacity_groups = 0;
     double capacity_factor = 0;
+    /// Of each rank's equal runs of tokens whether none of their choices is dropped; empty: any
+    /// may.
+    std::vector<std::uint32_t> spared{};
 };
 
 MoeShape moe_shape(const ModelConfig& config);

@@ -91,6 +91,9 @@ struct SlotDesc {
     std::uint64_t seq = 0;    ///< of a sequence; divides tokens
     LayerTensors tensors;
     float loss_scale = 1; ///< what the loss of a token is multiplied with: 1 / tokens of the batch
+    /// [sequences] u32: of sequences whose value is not 0 a capacity drops no choice. Nothing: it
+    /// may of any.
+    TensorView spared{};
 };
 
 class Layer {

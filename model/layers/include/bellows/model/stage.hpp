@@ -78,6 +78,10 @@ public:
     /// [tokens] u32, written by the host: what enters the first stage, what the last one predicts.
     Buffer& token_buffer(std::uint64_t slot);
     Buffer& target_buffer(std::uint64_t slot);
+    /// [sequences] u32, written by the host: those whose value is not 0 are spared by the capacity,
+    /// none at first. Null where nothing is dropped: no capacity, no experts, no training.
+    Buffer* spared_buffer(std::uint64_t slot);
+    const ModelConfig& model() const noexcept;
     /// Readback [2] f32: the micro-batch's loss summed over its tokens (last stage).
     Buffer& loss_buffer(std::uint64_t slot);
     /// Of the MTP modules, the first one first (last stage, training).

@@ -120,6 +120,8 @@ struct ModelConfig {
     /// dropped, those of the lowest scores; 0: none ever is.
     double capacity_factor = 0;
     CapacityOf capacity_of = CapacityOf::Device;
+    /// Share of the sequences whose choices are never dropped; they take their room first.
+    double capacity_spares = 0;
 
     double norm_eps = 1e-6;
     bool tied_embeddings = false; ///< the output head is the embedding table
@@ -148,6 +150,9 @@ struct ModelConfig {
     }
     /// Choices that such a group takes of so many tokens.
     std::uint64_t capacity(std::uint64_t tokens) const noexcept;
+    /// Whether a sequence is one of the capacity_spares, by its number in the run: the same in
+    /// every layout.
+    bool spares(std::uint64_t sequence) const noexcept;
     bool has_device_losses() const noexcept {
         return device_loss_alpha > 0 || communication_loss_alpha > 0;
     }
