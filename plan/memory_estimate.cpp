@@ -115,8 +115,8 @@ std::uint64_t weight_bytes(const ParameterInfo& info, const Sizes& s) {
 }
 
 /// Weights and gradients of the slots that experts are placed in. Returns the gradients.
-std::uint64_t add_slots(MemoryEstimate& e, const RunLayout& layout, const Schedule& schedule,
-                        std::uint64_t rank, const Sizes& s) {
+std::uint64_t add_slots(MemoryEstimate& e, const Schedule& schedule, std::uint64_t rank,
+                        const Sizes& s) {
     std::uint64_t gradients = 0;
     if (s.slots > 0)
         for (const ParameterInfo& info :
@@ -264,7 +264,7 @@ MemoryEstimate estimate_memory(const ModelConfig& m, const TrainingShape& shape,
     // The weights' first values come before there are rows.
     const std::uint64_t first_values = add_parameters(all, layout, schedule, rank, s);
     TravellingBytes travelling{.gradients = all.of(MemoryCategory::Gradients), .of_slots = 0};
-    travelling.of_slots = add_slots(all, layout, schedule, rank, s);
+    travelling.of_slots = add_slots(all, schedule, rank, s);
     all.of(MemoryCategory::Scratch) +=
         of_rank.of_weight_gradients + of_rank.of_experts + std::max(rows, first_values);
     all.of(MemoryCategory::Communication) +=

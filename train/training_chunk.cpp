@@ -138,11 +138,10 @@ void TrainingChunk::write_data(LaneJob& job, std::uint64_t slot, std::vector<std
 
 /// Without a gradient nothing is dropped.
 void TrainingChunk::post_spared(std::uint64_t micro_batch, Buffer& buffer) {
-    const std::uint64_t sequences = stage_.tokens() / step_.seq;
     const std::uint64_t first =
-        step_.index * step_.batch + (step_.first_micro_batch + micro_batch) * sequences;
-    std::vector<std::uint32_t> spared(sequences);
-    for (std::uint64_t i = 0; i < sequences; ++i)
+        step_.index * step_.batch + (step_.first_micro_batch + micro_batch) * sequences();
+    std::vector<std::uint32_t> spared(sequences());
+    for (std::uint64_t i = 0; i < sequences(); ++i)
         spared[i] = step_.held_out != nullptr || stage_.model().spares(first + i) ? 1 : 0;
     LaneJob job;
     job.name = "spared sequences of micro-batch " + std::to_string(micro_batch);

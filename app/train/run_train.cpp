@@ -286,6 +286,7 @@ void TrainRun::describe_flops(const std::string& peak) {
     add("shared experts", forward_flops_.shared_experts);
     add("dense FFN", forward_flops_.dense_ffn);
     add("head", forward_flops_.head);
+    add("MTP projections", forward_flops_.mtp_projections);
     progress_->note(
         "model FLOPs: " + format_si(all, "FLOP") + " per token forward (" + shares +
         "), causal, times 3 for training: " + format_si(training_flops(forward_flops_), "FLOP"));

@@ -7,9 +7,11 @@ namespace bellows {
 namespace {
 
 constexpr double kPerElement = 2; // a multiplication and an addition
-/// Modules that predict further tokens use the head once more each: they are to be added here.
-/// Their layers and projections count by themselves, as they are in the list of parameters.
-constexpr double kPassesOfHead = 1;
+
+/// Modules of multi-token prediction use the head once more each.
+double passes_of_head(const ModelConfig& config) {
+    return 1 + static_cast<double>(config.mtp_depth);
+}
 
 /// The part that a matrix belongs to; none for the embedding, which is looked up.
 double FlopsByPart::* part_of(const ModelConfig& config, const ParameterInfo& matrix) {
@@ -26,6 +28,8 @@ double FlopsByPart::* part_of(const ModelConfig& config, const ParameterInfo& ma
                    : &FlopsByPart::dense_ffn;
     case ParameterKind::Head:
         return &FlopsByPart::head;
+    case ParameterKind::Projection:
+        return &FlopsByPart::mtp_projections;
     case ParameterKind::Embedding:
     case ParameterKind::Norm:
     case ParameterKind::RouterBias:
@@ -38,7 +42,7 @@ double FlopsByPart::* part_of(const ModelConfig& config, const ParameterInfo& ma
 double uses_of(const ModelConfig& config, const ParameterInfo& matrix) {
     if (matrix.kind == ParameterKind::Expert)
         return static_cast<double>(config.top_k) / static_cast<double>(config.routed_experts);
-    return matrix.kind == ParameterKind::Head ? kPassesOfHead : 1;
+    return matrix.kind == ParameterKind::Head ? passes_of_head(config) : 1;
 }
 
 double keys_of(std::uint64_t length) noexcept {
@@ -67,7 +71,7 @@ FlopsByPart forward_flops(const ModelConfig& config, double visible_keys, LayerT
             part != nullptr && info.shape.size() == 2)
             flops.*part += kPerElement * uses_of(config, info) * static_cast<double>(info.size());
     if (config.tied_embeddings)
-        flops.head = kPerElement * kPassesOfHead * static_cast<double>(config.vocabulary) *
+        flops.head = kPerElement * passes_of_head(config) * static_cast<double>(config.vocabulary) *
                      static_cast<double>(config.hidden);
     for (const PlacedLayer& placed : placed_layers(config, 0, 1, kinds))
         flops.attention_core += placed.kind->other_flops(config, visible_keys);

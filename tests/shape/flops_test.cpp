@@ -67,6 +67,19 @@ TEST(Flops, OfTheModelOfTheBenchmarks) {
     EXPECT_DOUBLE_EQ(flops.head, 2.0 * 4096 * 2048);
 }
 
+TEST(Flops, OfModulesThatPredictFurtherTokens) {
+    ModelConfig tiny = preset("tiny");
+    const FlopsByPart without = forward_flops(tiny, mean_visible_keys(128));
+    tiny.mtp_depth = 2;
+    const FlopsByPart flops = forward_flops(tiny, mean_visible_keys(128));
+    EXPECT_DOUBLE_EQ(flops.head, 3 * without.head);
+    EXPECT_DOUBLE_EQ(flops.mtp_projections, 2.0 * 2 * 128 * 256);
+    EXPECT_DOUBLE_EQ(flops.attention_core, 6.0 / 4 * without.attention_core);
+    EXPECT_DOUBLE_EQ(flops.attention_projections, 6.0 / 4 * without.attention_projections);
+    EXPECT_DOUBLE_EQ(flops.experts, 5.0 / 3 * without.experts) << "one layer of four is dense";
+    EXPECT_DOUBLE_EQ(flops.dense_ffn, without.dense_ffn);
+}
+
 TEST(Flops, OfGroupedQueriesAndTiedEmbeddings) {
     ModelConfig llama = preset("llama3-8b");
     const FlopsByPart flops = forward_flops(llama, 100);

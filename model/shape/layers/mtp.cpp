@@ -49,7 +49,7 @@ std::vector<NodeInfo> input_nodes(const ModelConfig& c, const SlotShape& s) {
     return list;
 }
 
-double no_other_flops(const ModelConfig&, double) {
+double nothing(const ModelConfig&, double) {
     return 0;
 }
 
@@ -69,11 +69,6 @@ std::vector<NodeInfo> head_nodes(const ModelConfig& c, const SlotShape& s) {
     return nodes;
 }
 
-/// The product with the matrix of the model's head, which is no parameter of the module.
-double head_flops(const ModelConfig& c, double) {
-    return 2 * static_cast<double>(c.vocabulary) * static_cast<double>(c.hidden);
-}
-
 } // namespace
 
 LayerKind mtp_input() noexcept {
@@ -83,7 +78,7 @@ LayerKind mtp_input() noexcept {
             .parameters = input_parameters,
             .buffers = input_buffers,
             .nodes = input_nodes,
-            .other_flops = no_other_flops};
+            .other_flops = nothing};
 }
 
 LayerKind mtp_head() noexcept {
@@ -93,7 +88,7 @@ LayerKind mtp_head() noexcept {
             .parameters = head_parameters,
             .buffers = head_buffers,
             .nodes = head_nodes,
-            .other_flops = head_flops};
+            .other_flops = nothing};
 }
 
 } // namespace bellows

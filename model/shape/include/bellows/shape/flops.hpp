@@ -22,12 +22,14 @@ struct FlopsByPart {
     double experts = 0; ///< routed ones: the top_k that a token goes to
     double shared_experts = 0;
     double dense_ffn = 0;
-    double head = 0;
+    double head = 0;            ///< of the model and of each MTP module
+    double mtp_projections = 0; ///< of the MTP modules: what makes the inputs of their layers
 
     double total() const noexcept { return matrices() + attention_core; }
     /// Returns what is products with weights.
     double matrices() const noexcept {
-        return attention_projections + router + experts + shared_experts + dense_ffn + head;
+        return attention_projections + router + experts + shared_experts + dense_ffn + head +
+               mtp_projections;
     }
     bool operator==(const FlopsByPart&) const = default;
 };
