@@ -35,6 +35,7 @@ struct Sizes {
     bool copies;        ///< linear layers have copies of their weights, 2 bytes an element
     bool apart;         ///< weight gradients have scratch of their own
     bool experts_apart; ///< those of experts, too
+    bool documents;     ///< each token has the ends of its document
     std::uint64_t ep;
     std::uint64_t slots;      ///< of a rank for experts that are placed; 0: none are
     std::uint64_t rows;       ///< that come to a rank's experts in one micro-batch
@@ -45,7 +46,7 @@ Sizes::Sizes(const ModelConfig& m, const TrainingShape& shape, const RunLayout& 
              const ComputeMemory& compute, LayerTable kinds)
     : model(m), layers(kinds), act(size_of(activation_type(shape.precision))),
       copies(compute.copies && act == 2), apart(compute.apart),
-      experts_apart(compute.experts_apart), ep(layout.ep) {
+      experts_apart(compute.experts_apart), documents(shape.document_mask), ep(layout.ep) {
     slot.tokens = shape.batch * shape.seq /
                   std::max<std::uint64_t>(std::uint64_t{layout.dp} * shape.micro_batches, 1);
     slot.seq = std::max<std::uint64_t>(shape.seq, 1);
@@ -188,6 +189,8 @@ std::uint64_t add_chunk(MemoryEstimate& all, ScratchBytes& scratch, const Sizes&
     }
     add_stream();
     slot.of(MemoryCategory::Activations) += 2 * s.slot.tokens * kF32; // ids and targets
+    if (s.documents)
+        slot.of(MemoryCategory::Activations) += 2 * s.slot.tokens * kF32; // ends of documents
     const std::uint64_t slots = schedule.peak_in_flight(rank, phase);
     for (std::size_t i = 0; i < all.bytes.size(); ++i)
         all.bytes[i] += slots * slot.bytes[i];

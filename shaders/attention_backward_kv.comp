@@ -17,6 +17,7 @@
 
 #include "attention_backward_kv.kernel.glsl"
 
+#include "include/attention_documents.glsl"
 #include "include/attention_tile.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -35,11 +36,13 @@ void main() {
     uint tile = local_size * per_invocation;
     uint key[per_invocation];
     uint row[per_invocation]; // clamped: keys beyond the sequence are computed, never stored
+    uint end[per_invocation]; // of the key's document
     float sum_k[PART(qk_dim) * per_invocation];
     float sum_v[PART(v_dim) * per_invocation];
     [[unroll]] for (uint c = 0u; c < per_invocation; ++c) {
         key[c] = gl_WorkGroupID.x * tile + gl_LocalInvocationIndex * per_invocation + c;
         row[c] = min(key[c], last);
+        end[c] = document_end(sequence * push.seq + row[c]);
     }
     [[unroll]] for (uint i = 0u; i < PART(qk_dim) * per_invocation; ++i) {
         sum_k[i] = 0.0;
@@ -48,6 +51,8 @@ void main() {
         sum_v[i] = 0.0;
     }
 
+    uint last_key = min((gl_WorkGroupID.x + 1u) * tile - 1u, last);
+    uint last_query = document_end(sequence * push.seq + last_key) - 1u;
     float scale = push.scale * kLog2E;
     uint member = 0u; // of the group
     do {
@@ -70,7 +75,7 @@ void main() {
                 float delta = push.operands.delta.v[index];
                 [[unroll]] for (uint c = 0u; c < per_invocation; ++c) {
                     uint i = b * per_invocation + c;
-                    bool seen = row[c] <= query && query <= last;
+                    bool seen = row[c] <= query && query < end[c];
                     p[i] = seen ? exp2(fma(p[i], scale, -lse)) : 0.0;
                     ds[i] = p[i] * (ds[i] - delta);
                 }
@@ -78,7 +83,7 @@ void main() {
             OUTER_BLOCK(grad_o, first, last, part * PART(v_dim), v_dim, p, sum_v)
             OUTER_BLOCK(q, first, last, part * PART(qk_dim), qk_dim, ds, sum_k)
             first += kBlock;
-        } while (first <= last);
+        } while (first <= last_query);
         ++member;
     } while (member < group);
 

@@ -15,6 +15,7 @@
 
 #include "attention_backward_q.kernel.glsl"
 
+#include "include/attention_documents.glsl"
 #include "include/attention_tile.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -37,12 +38,14 @@ void main() {
     uint tile = local_size * per_invocation;
     uint query[per_invocation];
     uint row[per_invocation]; // clamped: queries beyond the sequence are computed, never stored
+    uint begin[per_invocation]; // of the query's document
     float lse[per_invocation];
     float delta[per_invocation];
     float sum[PART(qk_dim) * per_invocation];
     [[unroll]] for (uint c = 0u; c < per_invocation; ++c) {
         query[c] = gl_WorkGroupID.x * tile + gl_LocalInvocationIndex * per_invocation + c;
         row[c] = min(query[c], last);
+        begin[c] = document_begin(sequence * push.seq + row[c]);
         uint index = (sequence * push.seq + row[c]) * push.heads + head;
         lse[c] = push.operands.lse.v[index] * kLog2E;
         delta[c] = push.operands.delta.v[index];
@@ -53,7 +56,8 @@ void main() {
 
     float scale = push.scale * kLog2E;
     uint end = min(push.seq, (gl_WorkGroupID.x + 1u) * tile);
-    uint first = 0u;
+    uint first =
+        document_begin(sequence * push.seq + gl_WorkGroupID.x * tile) / kBlock * kBlock;
     do {
         float block[BLOCK_SIZE];
         float dp[BLOCK_SIZE];
@@ -62,7 +66,8 @@ void main() {
         [[unroll]] for (uint c = 0u; c < per_invocation; ++c) {
             [[unroll]] for (uint b = 0u; b < kBlock; ++b) {
                 uint i = b * per_invocation + c;
-                float p = first + b <= row[c] ? exp2(fma(block[i], scale, -lse[c])) : 0.0;
+                bool sees = begin[c] <= first + b && first + b <= row[c];
+                float p = sees ? exp2(fma(block[i], scale, -lse[c])) : 0.0;
                 block[i] = p * (dp[i] - delta[c]);
             }
         }

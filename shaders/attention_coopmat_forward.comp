@@ -14,6 +14,7 @@
 //            in_lane     1: weights stay in the invocations that hold their scores, as lane_* says
 //                        (MatrixSlots, matrix_images.hpp); 0: they pass through workgroup memory
 //            group       heads of q that share one of k and v; divides heads
+//            by_document 1: attention stays within documents, as attention_forward.comp has them
 // Limits     strides are multiples of eight elements, tensors start at multiples of 16 bytes.
 // Dispatch   x = ceil(seq / (mma_m * warps)), y = heads, z = sequences.
 // Order      columns ascend in blocks from the sequence's first; inside a block it is the device's.

@@ -10,6 +10,9 @@
 //       sequence spans less than 2^32 elements. o starts at a multiple of 4 bytes, and if it is bf16
 //       its strides are even (the backward passes ask the same of gradients); o overlaps no input.
 // lse   [tokens, heads] f32, dense: natural logarithm, for the backward passes
+// documents [tokens, 2] u32, read with by_document alone: the first token of the document that a
+//       token is of, and the one behind its last, both within the sequence and ascending. Then the
+//       keys of a query are those of its document, and tiles leave others out.
 // Constants  local_size      invocations per workgroup: 8 for a CPU, 32 or 64 for a GPU
 //            aligned         1 if qk_dim, v_dim and all strides are multiples of 4 and tensors
 //                            start at a multiple of four elements' bytes. 0 serves everything, same
@@ -22,9 +25,11 @@
 //            parts           split of the outputs among workgroups, same bits: ceil(outputs / 80);
 //                            outputs: v_dim, in backward_q qk_dim, in backward_kv qk_dim + v_dim
 //            group           heads of q that share one of k and v; divides heads
+//            by_document     1: `documents` counts
 // Dispatch   x = ceil(seq / (local_size * per_invocation)), y = heads * parts, z = sequences.
-// Order      keys ascend in blocks of 8, so a row's bits depend on nothing but its own q and the
-//            keys and values up to it. No shared memory.
+// Order      keys ascend in blocks of 8 from the sequence's first on, so a row's bits depend on
+//            nothing but its own q and the keys and values up to it, and with documents on where
+//            its own begins. No shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "include/common.glsl"
@@ -33,6 +38,7 @@
 
 #include "attention_forward.kernel.glsl"
 
+#include "include/attention_documents.glsl"
 #include "include/attention_tile.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -53,12 +59,14 @@ void main() {
     uint tile = local_size * per_invocation;
     uint query[per_invocation];
     uint row[per_invocation]; // clamped: queries beyond the sequence are computed, never stored
+    uint begin[per_invocation]; // of the query's document
     float top[per_invocation];
     float total[per_invocation];
     float sum[PART(v_dim) * per_invocation];
     [[unroll]] for (uint c = 0u; c < per_invocation; ++c) {
         query[c] = gl_WorkGroupID.x * tile + gl_LocalInvocationIndex * per_invocation + c;
         row[c] = min(query[c], last);
+        begin[c] = document_begin(sequence * push.seq + row[c]);
         top[c] = kLowest;
         total[c] = 0.0;
     }
@@ -68,7 +76,8 @@ void main() {
 
     float scale = push.scale * kLog2E; // powers of two: exp2 needs no multiplication
     uint end = min(push.seq, (gl_WorkGroupID.x + 1u) * tile);
-    uint first = 0u;
+    uint first =
+        document_begin(sequence * push.seq + gl_WorkGroupID.x * tile) / kBlock * kBlock;
     do {
         float block[BLOCK_SIZE];
         DOT_BLOCK(k, first, last, q, row, block)
@@ -76,14 +85,16 @@ void main() {
             float new_top = top[c];
             [[unroll]] for (uint b = 0u; b < kBlock; ++b) {
                 uint i = b * per_invocation + c;
-                block[i] = first + b <= row[c] ? block[i] * scale : kLowest;
+                bool sees = begin[c] <= first + b && first + b <= row[c];
+                block[i] = sees ? block[i] * scale : kLowest;
                 new_top = max(new_top, block[i]);
             }
             float correction = exp2(top[c] - new_top);
             total[c] *= correction;
             [[unroll]] for (uint b = 0u; b < kBlock; ++b) {
                 uint i = b * per_invocation + c;
-                block[i] = exp2(block[i] - new_top);
+                bool none = by_document != 0u && block[i] == kLowest; // maybe of the whole row
+                block[i] = none ? 0.0 : exp2(block[i] - new_top);
                 total[c] += block[i];
             }
             [[unroll]] for (uint d = 0u; d < PART(v_dim); ++d) {

@@ -35,8 +35,9 @@ namespace {
 
 /// What a rank tells the others behind a step, as one row of numbers: micro-batches, each with how
 /// many losses it has and these; layers, each with what was kept, or -1, how many loads it has and
-/// these; how many numbers the layers take; whether to save, whether to stop; seconds waited.
-constexpr std::size_t kBehindLoads = 4;
+/// these; how many numbers the layers take; visible keys; whether to save, whether to stop; seconds
+/// waited.
+constexpr std::size_t kBehindLoads = 5;
 
 void append(std::vector<double>& row, const LayerLoads& layer) {
     row.push_back(static_cast<double>(layer.layer));
@@ -68,11 +69,11 @@ StepTotals::Losses StepTotals::sum_losses(StepAsks asks, const std::vector<Layer
         mine.push_back(loss.sum);
         mine.insert(mine.end(), loss.of_modules.begin(), loss.of_modules.end());
     }
-    losses_.clear(); // the next step may have fewer micro-batches on each rank
     const std::size_t of_losses = mine.size();
     for (const LayerLoads& layer : loads)
         append(mine, layer);
     mine.push_back(static_cast<double>(mine.size() - of_losses));
+    mine.push_back(std::exchange(visible_keys_, 0));
     mine.push_back(asks.save ? 1 : 0);
     mine.push_back(asks.stop ? 1 : 0);
     const double waited = traffic().seconds_waited;
@@ -87,6 +88,7 @@ StepTotals::Losses StepTotals::sum_losses(StepAsks asks, const std::vector<Layer
         losses.seconds_waited += row.back() / static_cast<double>(parts.size());
         losses.asked.stop |= row[row.size() - 2] != 0;
         losses.asked.save |= row[row.size() - 3] != 0;
+        losses.visible_keys += row[row.size() - 4];
         const auto numbers = static_cast<std::size_t>(row[row.size() - kBehindLoads]);
         const std::size_t first = row.size() - kBehindLoads - numbers;
         for (std::size_t i = 0; i < first;) {

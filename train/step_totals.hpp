@@ -46,6 +46,12 @@ public:
         losses_[micro_batch] = {loss, std::move(of_modules)};
     }
 
+    /// This rank will have other micro-batches.
+    void forget_losses() noexcept { losses_.clear(); }
+    /// Of a micro-batch: summed over its tokens, where attention stays within documents. Each
+    /// micro-batch is noted by one rank. Not while sum_losses() runs.
+    void note_visible_keys(std::uint64_t keys) { visible_keys_ += static_cast<double>(keys); }
+
     /// Whoever comes early to a collective of the host waits in it.
     template <class Call>
     void in_collective(Call call) {
@@ -77,6 +83,7 @@ public:
     struct Losses {
         double sum = 0, seconds_waited = 0;
         std::vector<double> of_modules;
+        double visible_keys = 0; ///< over the batch; 0: nobody noted any
         StepAsks asked;
         std::vector<LayerLoads> expert_loads;
     };
@@ -92,6 +99,7 @@ private:
         std::vector<double> of_modules;
     };
     std::map<std::uint64_t, Loss> losses_; ///< of this rank's micro-batches
+    double visible_keys_ = 0;              ///< of this rank's micro-batches
     double host_seconds_ = 0;              ///< waited in collectives of the host
     Traffic counted_;                      ///< in steps before, or left out
 };

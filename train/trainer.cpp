@@ -75,7 +75,10 @@ struct Trainer::Impl {
     void order_nodes();
     NodeSeconds mean_node_seconds(std::span<const TraceEvent> events);
     StepResult run_step(std::uint64_t step, const SequenceSource& sequences);
+    std::vector<double> predicted_by_modules(std::uint64_t step,
+                                             const SequenceSource& sequences) const;
     double held_out_loss(const SequenceSource& source, std::uint64_t count);
+    void check_documents() const;
     void gather(Parted what);
     void place_experts(std::uint64_t step, StepResult& result);
     void count_left_out(std::uint64_t step, const StepResult& result);
@@ -298,6 +301,7 @@ void Trainer::Impl::make_stages() {
         desc.sequences = sequences;
         desc.seq = config.train.seq;
         desc.num_slots = slots_of_phase(phase);
+        desc.document_mask = config.train.document_mask;
         desc.loss_scale =
             static_cast<float>(1.0 / static_cast<double>(config.train.batch * config.train.seq));
         if (both_ways && phase % 2 == 1)
@@ -401,6 +405,7 @@ void Trainer::Impl::use_batch(std::uint64_t sequences) {
     const Schedule& of_steps = program->schedule;
     check_copies(of_steps);
     running.first_micro_batch = d * shape.micro_batches;
+    totals.forget_losses();
     const std::uint64_t of_stream = of_steps.num_micro_batches / of_steps.num_streams;
     const ScheduleOp& first_op = of_steps.ops[place].front();
     for (std::uint32_t phase = 0; phase < chunks.size(); ++phase) {
@@ -510,7 +515,15 @@ void Trainer::Impl::gather(Parted what) {
     totals.leave_out([&] { optimizer->gather(what); });
 }
 
+void Trainer::Impl::check_documents() const {
+    if (config.train.document_mask && !running.end_of_document)
+        throw Error(ErrorCode::InvalidArgument,
+                    "document_mask is set, but nothing says which token ends a document "
+                    "(Trainer::end_documents_with())");
+}
+
 double Trainer::Impl::held_out_loss(const SequenceSource& source, std::uint64_t count) {
+    check_documents();
     if (!evaluation)
         evaluation = std::make_unique<Evaluation>(
             running, everyone,
@@ -615,6 +628,9 @@ double Trainer::held_out_loss(const SequenceSource& source, std::uint64_t count)
         throw Error(ErrorCode::InvalidArgument, "there are no sequences to look at");
     return impl_->whole([&] { return impl_->held_out_loss(source, count); });
 }
+void Trainer::end_documents_with(std::uint32_t token) {
+    impl_->running.end_of_document = token;
+}
 void Trainer::ask_by(std::function<StepAsks()> asks) {
     impl_->asks = std::move(asks);
 }
@@ -635,6 +651,7 @@ void Trainer::gather(Parted what) {
 }
 
 StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& sequences) {
+    check_documents();
     use_batch(batch_ramp(config.train).batch(step));
     clearing->begin();
     if (slots)
@@ -643,6 +660,10 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     running.index = step;
     running.mtp_weight = mtp_weight(config.train, step + 1);
     running.source = &sequences;
+    const std::vector<double> predicted = predicted_by_modules(step, sequences);
+    running.predicted = predicted;
+    for (double& count : running.predicted)
+        count *= static_cast<double>(config.train.batch) / static_cast<double>(program->batch);
     program->executor->run();
     optimizer->finish_gradients();
     std::vector<std::int64_t> loads = counts->collect(limit);
@@ -675,12 +696,35 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     result.loss = losses.sum / static_cast<double>(program->batch * config.train.seq);
     for (std::size_t k = 0; k < losses.of_modules.size(); ++k)
         result.mtp_losses.push_back(
-            losses.of_modules[k] /
-            static_cast<double>(program->batch * (config.train.seq - k - 1)));
+            predicted[k] > 0 ? losses.of_modules[k] / predicted[k] : 0);
     result.sequences = program->batch;
+    if (config.train.document_mask)
+        result.visible_keys =
+            losses.visible_keys / static_cast<double>(program->batch * config.train.seq);
     result.seconds_waited = losses.seconds_waited;
     count_left_out(step, result);
     return result;
+}
+
+/// Tokens that each MTP module predicts in the step's batch. Only where documents end is that more
+/// than a multiplication: then every rank looks at all sequences.
+std::vector<double> Trainer::Impl::predicted_by_modules(std::uint64_t step,
+                                                        const SequenceSource& sequences) const {
+    const std::uint64_t seq = config.train.seq;
+    std::vector<double> counts(config.model.mtp_depth);
+    if (!running.end_of_document) {
+        for (std::size_t k = 0; k < counts.size(); ++k)
+            counts[k] = static_cast<double>(program->batch * (seq - k - 1));
+        return counts;
+    }
+    std::vector<std::uint32_t> line(seq + 1);
+    for (std::uint64_t i = 0; !counts.empty() && i < program->batch; ++i) {
+        sequences(step, i, line);
+        for (std::size_t k = 0; k < counts.size(); ++k)
+            counts[k] +=
+                static_cast<double>(predicted_by_module(line, k, running.end_of_document));
+    }
+    return counts;
 }
 
 /// Says what each rank computed, and places experts anew when it is time.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "training_chunk.hpp"
 
+#include "documents.hpp"
+
 #include <bellows/engine/device.hpp>
 #include <bellows/engine/ops.hpp>
 
@@ -38,7 +40,7 @@ TimePoint TrainingChunk::submit(OpKind op, std::size_t node, std::uint64_t micro
                                 std::uint64_t slot, std::span<const TimePoint> waits) {
     const auto& of_op = nodes(op, slot);
     const bool forward = op == OpKind::Forward;
-    if (forward && node == 0 && (stage_.first() || stage_.last()))
+    if (forward && node == 0 && (stage_.first() || stage_.last() || stage_.masks_documents()))
         beside(step_.device, [&] { post_data(micro_batch, slot); });
     if (Buffer* spared = stage_.spared_buffer(slot); forward && node == 0 && spared != nullptr)
         beside(step_.device, [&] { post_spared(micro_batch, *spared); });
@@ -71,62 +73,48 @@ void TrainingChunk::clear_gradients(OpKind op, std::size_t node, std::uint64_t m
         step_.clearing->finish();
 }
 
-namespace {
-
-/// What positions of some sequences get: the token `ahead` of each in its line, which has one more
-/// than positions; where there is none, `beyond` or, without it, the line's last. Sequences from
-/// `filled` on get `beyond` alone, if there is one.
-std::vector<std::uint32_t> tokens_ahead(std::span<const std::uint32_t> lines, std::uint64_t seq,
-                                        std::uint64_t ahead,
-                                        std::optional<std::uint32_t> beyond = std::nullopt,
-                                        std::uint64_t filled = ~std::uint64_t{0}) {
-    std::vector<std::uint32_t> tokens;
-    for (std::uint64_t i = 0; i < lines.size() / (seq + 1); ++i) {
-        const auto line = lines.subspan(i * (seq + 1), seq + 1);
-        for (std::uint64_t at = ahead; at < seq + ahead; ++at)
-            tokens.push_back(beyond && (at > seq || i >= filled) ? *beyond
-                                                                 : line[std::min(at, seq)]);
-    }
-    return tokens;
-}
-
-} // namespace
-
 void TrainingChunk::post_data(std::uint64_t micro_batch, std::uint64_t slot) {
     const std::uint64_t seq = step_.seq;
     const std::uint64_t first = (step_.first_micro_batch + micro_batch) * sequences();
     const std::uint64_t all = step_.held_out != nullptr ? step_.held_out->num_sequences
                                                         : std::numeric_limits<std::uint64_t>::max();
-    std::vector<std::uint32_t> lines(sequences() * (seq + 1)); // each with the token behind it
+    TokenLines lines{.tokens = std::vector<std::uint32_t>(sequences() * (seq + 1)),
+                     .seq = seq,
+                     .with_targets = all - std::min(all, first),
+                     .end_of_document = step_.end_of_document};
     for (std::uint64_t i = 0; i < sequences(); ++i)
         (*step_.source)(step_.index, (first + i) % all,
-                        std::span(lines).subspan(i * (seq + 1), seq + 1));
+                        std::span(lines.tokens).subspan(i * (seq + 1), seq + 1));
     LaneJob job;
     job.name = "data of micro-batch " + std::to_string(micro_batch);
-    write_data(job, slot, std::move(lines), all - std::min(all, first));
+    write_data(job, slot, lines);
     data_.post(std::move(job));
 }
 
-/// Sequences from with_targets on only fill up what is computed.
-void TrainingChunk::write_data(LaneJob& job, std::uint64_t slot, std::vector<std::uint32_t> lines,
-                               std::uint64_t with_targets) {
-    const std::uint64_t seq = step_.seq;
+void TrainingChunk::write_data(LaneJob& job, std::uint64_t slot, const TokenLines& lines) {
     std::vector<std::pair<Buffer*, std::vector<std::uint32_t>>> written;
     const auto write = [&](Buffer& buffer, std::vector<std::uint32_t> values) {
         job.accesses.push_back({buffer.view(), Access::Write});
         written.emplace_back(&buffer, std::move(values));
     };
-    write(stage_.token_buffer(slot), tokens_ahead(lines, seq, 0));
-    write(stage_.target_buffer(slot),
-          tokens_ahead(lines, seq, 1, ops::kIgnoreTarget, with_targets));
+    if (stage_.masks_documents()) {
+        auto documents =
+            documents_of(tokens_ahead(lines, 0), step_.seq, step_.end_of_document.value());
+        if (stage_.first() && step_.held_out == nullptr)
+            step_.totals.note_visible_keys(visible_keys(documents));
+        write(stage_.documents_buffer(slot), std::move(documents));
+    }
+    if (stage_.first() || stage_.last()) {
+        write(stage_.token_buffer(slot), tokens_ahead(lines, 0));
+        write(stage_.target_buffer(slot), targets_of_model(lines));
+    }
     const std::span<ModuleBuffers> modules = stage_.module_buffers(slot);
     for (std::size_t k = 0; k < modules.size(); ++k) {
-        write(modules[k].tokens, tokens_ahead(lines, seq, k + 1));
-        write(modules[k].targets,
-              tokens_ahead(lines, seq, k + 2, ops::kIgnoreTarget, with_targets));
-        const auto predicted = static_cast<double>(step_.batch * (seq - k - 1));
-        const auto factor = static_cast<float>(step_.mtp_weight /
-                                               (static_cast<double>(modules.size()) * predicted));
+        write(modules[k].tokens, tokens_ahead(lines, k + 1));
+        write(modules[k].targets, targets_of_module(lines, k));
+        const auto factor =
+            static_cast<float>(step_.mtp_weight / (static_cast<double>(modules.size()) *
+                                                   std::max(step_.predicted.at(k), 1.0)));
         write(modules[k].factor, {std::bit_cast<std::uint32_t>(factor)});
     }
     job.step = [written = std::move(written)](LaneContext&) {
@@ -148,6 +136,21 @@ void TrainingChunk::post_spared(std::uint64_t micro_batch, Buffer& buffer) {
     job.accesses = {{buffer.view(), Access::Write}};
     job.step = [&buffer, spared = std::move(spared)](LaneContext&) {
         std::memcpy(buffer.mapped(), spared.data(), spared.size() * 4);
+        return Progress::Done;
+    };
+    data_.post(std::move(job));
+}
+
+void TrainingChunk::post_documents(std::span<const std::uint32_t> tokens, std::uint64_t slot) {
+    std::vector<std::uint32_t> ends = documents_of(tokens, step_.seq, *step_.end_of_document);
+    if (stage_.first() && step_.held_out == nullptr)
+        step_.totals.note_visible_keys(visible_keys(ends));
+    Buffer& buffer = stage_.documents_buffer(slot);
+    LaneJob job;
+    job.name = "documents";
+    job.accesses = {{buffer.view(), Access::Write}};
+    job.step = [&buffer, ends = std::move(ends)](LaneContext&) {
+        std::memcpy(buffer.mapped(), ends.data(), ends.size() * 4);
         return Progress::Done;
     };
     data_.post(std::move(job));

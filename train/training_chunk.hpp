@@ -8,6 +8,7 @@
 #include "gradient_clearing.hpp"
 #include "sharded_optimizer.hpp"
 #include "step_totals.hpp"
+#include "token_lines.hpp"
 
 #include <bellows/engine/lane.hpp>
 #include <bellows/model/stage.hpp>
@@ -38,12 +39,17 @@ struct RunningStep {
     std::chrono::milliseconds limit;     ///< of each wait for a node's last run
     std::uint64_t seq = 0;               ///< tokens of a sequence
     std::uint64_t first_micro_batch = 0; ///< of the global batch: this rank's first
-    std::uint64_t batch = 0;             ///< sequences of the global batch, all micro-batches
+    /// The token that ends a document, where attention stays within documents.
+    std::optional<std::uint32_t> end_of_document{};
+    std::uint64_t batch = 0; ///< sequences of the global batch, all micro-batches
     StepTotals& totals;
     GradientClearing* clearing = nullptr; ///< of the rank's gradients
     // Of the step that runs:
     std::uint64_t index = 0;
     double mtp_weight = 0; ///< of the mean loss of all MTP modules
+    /// Tokens that each MTP module predicts in a whole global batch, of as many sequences as `batch`
+    /// where this one has fewer.
+    std::vector<double> predicted{};
     const SequenceSource* source = nullptr;
     TimePoint last_loss{};             ///< of those handed in
     HeldOutLosses* held_out = nullptr; ///< not null: forwards alone, which leave gradients alone
@@ -93,8 +99,7 @@ private:
     void clear_gradients(OpKind op, std::size_t node, std::uint64_t micro_batch);
     std::uint64_t sequences() const noexcept { return stage_.tokens() / step_.seq; }
     void post_data(std::uint64_t micro_batch, std::uint64_t slot);
-    void write_data(LaneJob& job, std::uint64_t slot, std::vector<std::uint32_t> lines,
-                    std::uint64_t with_targets);
+    void write_data(LaneJob& job, std::uint64_t slot, const TokenLines& lines);
     void post_spared(std::uint64_t micro_batch, Buffer& buffer);
     void post_loss(std::uint64_t micro_batch, std::uint64_t slot);
 

@@ -101,6 +101,7 @@ const std::map<std::string_view, std::string_view> kTrainComments = {
     {"batch_ramp_steps", "the first steps, which have less than batch"},
     {"micro_batches", "per data-parallel rank, in a step of batch sequences"},
     {"seq", "tokens per sequence"},
+    {"document_mask", "whether attention stays within documents where a sequence has several"},
     {"precision", "\"f32\", \"bf16\" or \"fp8\""},
     {"pipeline",
      "schedule of the pipeline: \"gpipe\", \"1f1b\", \"interleaved\", \"zb-h1\", \"zb-h2\", "

@@ -95,6 +95,7 @@ private:
     void take_trace_ahead();
     std::vector<TraceEvent> take_trace();
     std::optional<StepParts> count_parts();
+    FlopsByPart flops_of(const StepResult& result) const;
     std::optional<double> held_out_loss(std::uint64_t steps_done);
     void save(std::uint64_t steps_done);
     void finish();
@@ -287,9 +288,9 @@ void TrainRun::describe_flops(const std::string& peak) {
     add("dense FFN", forward_flops_.dense_ffn);
     add("head", forward_flops_.head);
     add("MTP projections", forward_flops_.mtp_projections);
-    progress_->note(
-        "model FLOPs: " + format_si(all, "FLOP") + " per token forward (" + shares +
-        "), causal, times 3 for training: " + format_si(training_flops(forward_flops_), "FLOP"));
+    progress_->note("model FLOPs: " + format_si(all, "FLOP") + " per token forward (" + shares +
+                    "), causal" + (train_.document_mask ? ", within documents less" : "") +
+                    ", times 3 for training: " + format_si(training_flops(forward_flops_), "FLOP"));
     if (peak_flops_per_s_ > 0)
         progress_->note("MFU is model FLOPs per second and rank over " +
                         format_si(peak_flops_per_s_, "FLOP/s") + " (" + peak + ")");
@@ -310,6 +311,8 @@ void TrainRun::make_trainer(const KernelChoice& kernels) {
         });
     }
     trainer_.emplace(*device_, world_, options_.config, options_.layout, kernels, weights);
+    if (train_.document_mask)
+        trainer_->end_documents_with(tokenizer_.end_of_document());
     if (folder && progress_)
         progress_->note("the first weights are those of " + folder->folder().string());
 }
@@ -359,7 +362,7 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
         metrics.held_out_loss_nats_per_byte = *held_out / bytes_per_token_;
     const double tokens = static_cast<double>(result.sequences * train_.seq);
     metrics.tokens_per_s = tokens / metrics.seconds;
-    metrics.model_flops_per_s = metrics.tokens_per_s * training_flops(forward_flops_);
+    metrics.model_flops_per_s = metrics.tokens_per_s * training_flops(flops_of(result));
     metrics.model_flops_per_s_per_rank =
         metrics.model_flops_per_s / static_cast<double>(world_.size());
     if (peak_flops_per_s_ > 0)
@@ -380,6 +383,14 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
         progress_->note("warning: step " + std::to_string(step + 1) +
                         ": the gradient is not finite, the weights stay as they are");
     return result.asked;
+}
+
+/// Of a token, forward: where attention stays within documents it takes what these are long.
+FlopsByPart TrainRun::flops_of(const StepResult& result) const {
+    FlopsByPart flops = forward_flops_;
+    if (result.visible_keys)
+        flops.attention_core *= *result.visible_keys / mean_visible_keys(train_.seq);
+    return flops;
 }
 
 std::vector<ExpertBalance> TrainRun::balance_of(const std::vector<LayerLoads>& layers,

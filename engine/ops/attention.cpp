@@ -159,12 +159,21 @@ Groups tile_groups(const Arguments& arguments, const AttentionTile& tile, const 
             arguments.u32("heads", heads), arguments.u32("sequences", shape.tokens / options.seq)};
 }
 
+/// Some memory where there are no documents: it is not read then.
+BufferView documents_memory(const Arguments& arguments, const Shape& shape,
+                            const AttentionOptions& options, const BufferView& other) {
+    if (!options.documents.buffer)
+        return other;
+    arguments.tensor("documents", options.documents, DType::U32, {shape.tokens, 2});
+    return arguments.memory("documents", options.documents, 1);
+}
+
 /// What attention_dgrad's kernels read and write, checked.
 struct BackwardTensors {
     DType dtype;
     Shape shape;
     Heads q, k, v, o, d_o, dq, dk, dv;
-    BufferView lse, delta;
+    BufferView lse, delta, documents;
     bool aligned;
 };
 
@@ -187,12 +196,15 @@ void attention_forward(Recording& recording, const TensorView& q, const TensorVi
     if (shape.tokens == 0 || shape.heads == 0) {
         return;
     }
+    const BufferView documents = documents_memory(arguments, shape, options, hq.memory);
+    const std::uint32_t by_document = options.documents.buffer ? 1 : 0;
     const auto operands = [&]<class K>(K kernel) {
         kernel.q = hq.memory;
         kernel.k = hk.memory;
         kernel.v = hv.memory;
         kernel.o = ho.memory;
         kernel.lse = arguments.memory("lse", lse, 1);
+        kernel.documents = documents;
         kernel.seq = arguments.u32("seq", options.seq);
         kernel.heads = arguments.u32("heads", shape.heads);
         kernel.q_token = hq.token;
@@ -209,6 +221,7 @@ void attention_forward(Recording& recording, const TensorView& q, const TensorVi
     if (const auto tile = tile_for(recording, q.dtype, shape, options.seq, {&hq, &hk, &hv, &ho})) {
         auto kernel = operands(kernels::AttentionCoopmatForward());
         set_tile(kernel, recording, *tile, shape);
+        kernel.constants.by_document = by_document;
         recording.dispatch(kernel, tile_groups(arguments, *tile, shape, shape.heads, options));
         return;
     }
@@ -218,6 +231,7 @@ void attention_forward(Recording& recording, const TensorView& q, const TensorVi
     auto kernel = operands(kernels::AttentionForward());
     kernel.variant = storage_variant<kernels::AttentionForward>(q.dtype);
     kernel.constants = constants<kernels::AttentionForward>(p, shape, aligned);
+    kernel.constants.by_document = by_document;
     recording.dispatch(kernel, p.groups);
 }
 
@@ -255,6 +269,7 @@ K backward_kernel(const BackwardTensors& in, const AttentionOptions& options) {
     }
     kernel.grad_o = in.d_o.memory;
     kernel.lse = in.lse;
+    kernel.documents = in.documents;
     kernel.seq = static_cast<std::uint32_t>(options.seq);
     kernel.heads = static_cast<std::uint32_t>(in.shape.heads);
     kernel.q_token = in.q.token;
@@ -290,6 +305,7 @@ void record_dq(Recording& recording, const Arguments& arguments, const BackwardT
     auto kernel = backward_kernel<kernels::AttentionBackwardQ>(in, options);
     kernel.variant = storage_variant<kernels::AttentionBackwardQ>(in.dtype);
     kernel.constants = constants<kernels::AttentionBackwardQ>(p, in.shape, aligned);
+    kernel.constants.by_document = options.documents.buffer ? 1 : 0;
     recording.dispatch(kernel, p.groups);
 }
 
@@ -302,6 +318,7 @@ void record_dkv(Recording& recording, const Arguments& arguments, const Backward
     auto kernel = backward_kernel<kernels::AttentionBackwardKv>(in, options);
     kernel.variant = storage_variant<kernels::AttentionBackwardKv>(in.dtype);
     kernel.constants = constants<kernels::AttentionBackwardKv>(p, in.shape, aligned);
+    kernel.constants.by_document = options.documents.buffer ? 1 : 0;
     recording.dispatch(kernel, p.groups);
 }
 
@@ -312,6 +329,7 @@ void record_on_units(Recording& recording, const Arguments& arguments, const Bac
                      const AttentionOptions& options) {
     auto kernel = backward_kernel<K>(in, options);
     set_tile(kernel, recording, tile, in.shape);
+    kernel.constants.by_document = options.documents.buffer ? 1 : 0;
     recording.dispatch(kernel, tile_groups(arguments, tile, in.shape, heads, options));
 }
 
@@ -348,6 +366,7 @@ void attention_dgrad(Recording& recording, const TensorView& d_o, const TensorVi
     }
     in.lse = arguments.memory("lse", lse, 1);
     in.delta = workspace.sub(0, delta_bytes);
+    in.documents = documents_memory(arguments, in.shape, options, in.q.memory);
     record_delta(recording, arguments, in);
     if (const auto tile = tile_for(recording, in.dtype, in.shape, options.seq,
                                    {&in.q, &in.k, &in.v, &in.d_o, &in.dq, &in.dk, &in.dv})) {

@@ -57,7 +57,7 @@ private:
         return heads.reshaped({tokens_ * heads.extent[1], c_.head_dim});
     }
     ops::AttentionOptions attention_options() const {
-        return {seq_, static_cast<float>(c_.attention_scale())};
+        return {seq_, static_cast<float>(c_.attention_scale()), t_.documents};
     }
     float eps() const { return static_cast<float>(c_.norm_eps); }
 

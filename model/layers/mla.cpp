@@ -54,7 +54,7 @@ private:
         return heads.reshaped({tokens_, heads.extent[1] * heads.extent[2]});
     }
     ops::AttentionOptions attention_options() const {
-        return {seq_, static_cast<float>(c_.attention_scale())};
+        return {seq_, static_cast<float>(c_.attention_scale()), t_.documents};
     }
     float eps() const { return static_cast<float>(c_.norm_eps); }
     float latent_eps() const { return static_cast<float>(c_.latent_eps()); }

@@ -32,6 +32,7 @@ struct Stage::Impl {
     struct Slot {
         std::array<Buffer, 2> ids; ///< tokens, targets
         Buffer spared;             ///< of a model with a capacity, while it trains
+        Buffer documents;          ///< with a mask
         Buffer loss, logits;
         Streams body;
         std::vector<Streams> of_modules;
@@ -229,6 +230,8 @@ void Stage::Impl::add_layers(Slot& slot, const std::string& name, std::span<cons
             layer.spared = slot.spared.tensor(DType::U32, {desc.sequences});
         layer.tensors.x = hidden(streams.values[i]);
         layer.tensors.y = hidden(streams.values[i + 1]);
+        if (desc.document_mask)
+            layer.tensors.documents = slot.documents.tensor(DType::U32, {tokens, 2});
         if (desc.training) {
             layer.tensors.dy = hidden(streams.gradients[i + 1]);
             layer.tensors.dx = hidden(streams.gradients[i]);
@@ -248,6 +251,8 @@ std::unique_ptr<Stage::Impl::Slot> Stage::Impl::make_slot(std::uint64_t index) {
             host_buffer(name + " spared sequences", desc.sequences * 4, MemoryKind::Upload);
         std::memset(slot->spared.mapped(), 0, slot->spared.size());
     }
+    if (desc.document_mask)
+        slot->documents = host_buffer(name + " documents", tokens * 8, MemoryKind::Upload);
     slot->body = make_streams(name, layers.size() + 1);
     slot->of_modules.reserve(modules.size());
     slot->modules.reserve(modules.size());
@@ -330,6 +335,12 @@ Buffer* Stage::spared_buffer(std::uint64_t slot) {
 }
 const ModelConfig& Stage::model() const noexcept {
     return impl_->desc.config;
+}
+Buffer& Stage::documents_buffer(std::uint64_t slot) {
+    return impl_->slots.at(slot)->documents;
+}
+bool Stage::masks_documents() const noexcept {
+    return impl_->desc.document_mask;
 }
 Buffer& Stage::loss_buffer(std::uint64_t slot) {
     return impl_->slots.at(slot)->loss;

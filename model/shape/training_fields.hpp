@@ -33,6 +33,7 @@ void for_each_shape_field(Shape& s, Visit&& visit) {
     visit("batch_ramp_steps", s.batch_ramp_steps, 0, std::uint64_t{1} << 32);
     visit("micro_batches", s.micro_batches, 1, 1 << 16);
     visit("seq", s.seq, 1, 1 << 24);
+    visit("document_mask", s.document_mask, 0, 1);
     visit("precision", s.precision, 0, 0);
     visit("pipeline", s.pipeline, 0, 0);
     visit("pairs", s.pairs, 0, 0);

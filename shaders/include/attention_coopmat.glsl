@@ -17,6 +17,7 @@
 #ifndef BELLOWS_ATTENTION_COOPMAT_GLSL
 #define BELLOWS_ATTENTION_COOPMAT_GLSL
 
+#include "attention_documents.glsl"
 #include "matrix_slots.glsl"
 #include "matrix_type.glsl"
 
@@ -66,6 +67,11 @@ struct Head {
 Head head_of(uvec2 tensor, uint head, uint token_stride, uint head_stride) {
     uvec2 base = address_add(tensor, gl_WorkGroupID.z * push.seq, token_stride, 1u);
     return Head(address_add(base, head, head_stride, 1u), token_stride);
+}
+
+// The row of a token of the sequence; beyond the last that one's.
+uint token_of(uint in_sequence) {
+    return gl_WorkGroupID.z * push.seq + min(in_sequence, push.seq - 1u);
 }
 
 uvec4 octet_of(Head from, uint token, uint octet) {
@@ -256,9 +262,12 @@ void main() {
     begin_rows(first_of_warp, statistics);
 
 #if ROWS_ARE_QUERIES
-    uint first = 0u, end = min(push.seq, first_row + BLOCK_R);
+    uint first = document_begin(token_of(first_row)) / block * block;
+    uint end = min(push.seq, first_row + BLOCK_R), begin_of_warp = document_begin(token_of(first_of_warp));
 #else
-    uint first = first_row / block * block, end = push.seq;
+    uint first = first_row / block * block;
+    uint end = document_end(token_of(first_row + BLOCK_R - 1u)),
+         end_of_warp = document_end(token_of(first_of_warp + mma_m - 1u));
 #endif
     FETCH_BLOCK(first)
     LOAD_ROWS(x, X_ROWS, first_row, qk_dim, X_STRIDE)
@@ -299,10 +308,13 @@ void main() {
         if (next < end) {
             FETCH_BLOCK(next)
         }
+        // A subgroup leaves out what none of its rows sees. What is of other documents it only leaves
+        // out in lanes: see subgroup_shared_barrier().
 #if ROWS_ARE_QUERIES
-        bool seen = first < first_of_warp + mma_m;
+        bool seen = first < first_of_warp + mma_m &&
+                    (in_lane == 0u || first + block > begin_of_warp);
 #else
-        bool seen = first + block > first_of_warp;
+        bool seen = first + block > first_of_warp && (in_lane == 0u || first < end_of_warp);
 #endif
         if (seen) {
             take_block(first);

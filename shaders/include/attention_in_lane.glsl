@@ -8,6 +8,7 @@
 
 struct RowInLane {
     uint row;
+    uint bound; // of the row's document: its first key, or the query behind its last
 #if ROLE == 0
     float top, total;
 #elif ROLE == 1
@@ -20,6 +21,11 @@ void begin_in_lane(uint first_of_warp, uint statistics) {
     [[unroll]] for (uint r = 0u; r < lane_rows; ++r) {
         // Those beyond the last are computed, never stored.
         held[r].row = min(first_of_warp + row_in_lane(r), push.seq - 1u);
+#if ROWS_ARE_QUERIES
+        held[r].bound = document_begin(token_of(held[r].row));
+#else
+        held[r].bound = document_end(token_of(held[r].row));
+#endif
 #if ROLE == 0
         held[r].top = kLowest;
         held[r].total = 0.0;
@@ -54,7 +60,8 @@ void take_in_lane(uint first) {
         SCORE(s, x, qk_dim / mma_k, 0u, X_STRIDE, j)
         [[unroll]] for (uint e = 0u; e < ELEMENTS; ++e) {
             uint other = first + j * mma_n + column_in_lane(e);
-            bool sees = other <= held[nibble(lane_row_place, e)].row;
+            uint r = nibble(lane_row_place, e);
+            bool sees = held[r].bound <= other && other <= held[r].row;
             scores[j * ELEMENTS + e] = sees ? s[e] * scale : kLowest;
         }
     }
@@ -82,7 +89,9 @@ void take_in_lane(uint first) {
         float p[ELEMENTS];
         [[unroll]] for (uint e = 0u; e < ELEMENTS; ++e) {
             uint r = nibble(lane_row_place, e);
-            p[e] = exp2(scores[j * ELEMENTS + e] - held[r].top);
+            float score = scores[j * ELEMENTS + e];
+            bool none = by_document != 0u && score == kLowest; // maybe of the whole row
+            p[e] = none ? 0.0 : exp2(score - held[r].top);
             held[r].total += p[e];
         }
         AS_A(w, p)
@@ -121,11 +130,12 @@ void take_in_lane(uint first) {
             uint r = nibble(lane_row_place, e), c = j * mma_n + column_in_lane(e);
             uint other = first + c;
 #if ROLE == 1
-            p[e] = other <= held[r].row ? exp2(fma(s[e], scale, -held[r].lse)) : 0.0;
+            bool sees = held[r].bound <= other && other <= held[r].row;
+            p[e] = sees ? exp2(fma(s[e], scale, -held[r].lse)) : 0.0;
             p[e] *= dp[e] - held[r].delta;
 #else
             float lse = uintBitsToFloat(memory[STATISTICS_START + c / 4u][c % 4u]);
-            bool sees = held[r].row <= other && other < push.seq;
+            bool sees = held[r].row <= other && other < held[r].bound;
             p[e] = sees ? exp2(fma(s[e], scale, -lse)) : 0.0;
 #if NEEDS_DP
             p[e] *= dp[e] - uintBitsToFloat(memory[STATISTICS_START + (block + c) / 4u][c % 4u]);

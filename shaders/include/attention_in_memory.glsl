@@ -7,6 +7,7 @@
 struct RowInMemory {
     uint row; // of the invocation, and where its part of the columns is
     uint lane_row, part;
+    uint bound; // of the row's document: its first key, or the query behind its last
 #if ROLE == 0
     float top, total;
 #elif ROLE == 1
@@ -20,6 +21,11 @@ void begin_in_memory(uint first_of_warp, uint statistics) {
     mine.part = gl_SubgroupInvocationID % LANES_PER_ROW;
     // Those beyond the last are computed, never stored.
     mine.row = min(first_of_warp + mine.lane_row, push.seq - 1u);
+#if ROWS_ARE_QUERIES
+    mine.bound = document_begin(token_of(mine.row));
+#else
+    mine.bound = document_end(token_of(mine.row));
+#endif
 #if ROLE == 0
     mine.top = kLowest;
     mine.total = 0.0;
@@ -51,7 +57,8 @@ void take_in_memory(uint first) {
     [[unroll]] for (uint c = 0u; c < OWN; c += 4u) {
         vec4 s = uintBitsToFloat(memory[s_row + (own + c) / 4u]) * scale;
         [[unroll]] for (uint e = 0u; e < 4u; ++e) {
-            new_top = first + own + c + e <= mine.row ? max(new_top, s[e]) : new_top;
+            uint other = first + own + c + e;
+            new_top = mine.bound <= other && other <= mine.row ? max(new_top, s[e]) : new_top;
         }
     }
     [[unroll]] for (uint reach = 1u; reach < LANES_PER_ROW; reach *= 2u) {
@@ -78,13 +85,15 @@ void take_in_memory(uint first) {
             [[unroll]] for (uint e = 0u; e < 4u; ++e) {
                 uint other = first + c + e;
 #if ROLE == 0
-                float p = other <= mine.row ? exp2(fma(s[e], scale, -mine.top)) : 0.0;
+                bool sees = mine.bound <= other && other <= mine.row;
+                float p = sees ? exp2(fma(s[e], scale, -mine.top)) : 0.0;
                 mine.total += p;
 #elif ROLE == 1
-                float p = other <= mine.row ? exp2(fma(s[e], scale, -mine.lse)) : 0.0;
+                bool sees = mine.bound <= other && other <= mine.row;
+                float p = sees ? exp2(fma(s[e], scale, -mine.lse)) : 0.0;
                 p *= dp[e] - mine.delta;
 #else
-                bool sees = mine.row <= other && other < push.seq;
+                bool sees = mine.row <= other && other < mine.bound;
                 float p = sees ? exp2(fma(s[e], scale, -lse[e])) : 0.0;
 #if NEEDS_DP
                 p *= dp[e] - delta[e];

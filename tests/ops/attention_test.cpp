@@ -24,7 +24,51 @@ TEST_F(OpsAttention, SaysWhatDoesNotFit) {
     Recording recording(device(), QueueRole::Compute, "refused");
     EXPECT_THROW(ops::attention_forward(recording, q, q, q, q, lse, {.seq = 3}), Error);
     EXPECT_THROW(ops::attention_forward(recording, q, q, q, lse, lse, {.seq = 5}), Error);
+    ops::AttentionOptions documents{.seq = 5};
+    documents.documents = lse; // f32
+    EXPECT_THROW(ops::attention_forward(recording, q, q, q, q, lse, documents), Error);
     EXPECT_EQ(recording.num_operations(), 0u);
+}
+
+TEST_F(OpsAttention, SequencesOfOneDocumentHaveTheBitsOfThoseWithout) {
+    constexpr std::uint64_t kTokens = 80, kSeq = 40, kHeads = 2, kSize = 16;
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+        const auto part = [&](std::uint64_t seed) {
+            return tensor(dtype, {kTokens, kHeads, kSize},
+                          random(dtype, kTokens * kHeads * kSize, seed));
+        };
+        const OpTensor q = part(1), k = part(2), v = part(3), d_o = part(4);
+        std::vector<std::uint32_t> ends;
+        for (std::uint64_t token = 0; token < kTokens; ++token) {
+            ends.push_back(0);
+            ends.push_back(kSeq);
+        }
+        const OpTensor documents = tensor(DType::U32, {kTokens, 2}, ends);
+        const Buffer scratch = workspace(ops::attention_dgrad_workspace_bytes(kTokens, kHeads));
+        std::vector<std::vector<float>> expected;
+        for (const bool by_document : {false, true}) {
+            ops::AttentionOptions options{.seq = kSeq, .scale = 0.25f};
+            if (by_document)
+                options.documents = documents;
+            const OpTensor lse = result(DType::F32, {kTokens, kHeads});
+            std::vector<OpTensor> out;
+            for (int i = 0; i < 4; ++i)
+                out.push_back(result(dtype, {kTokens, kHeads, kSize}));
+            run([&](Recording& recording) {
+                ops::attention_forward(recording, q, k, v, out[0], lse, options);
+                ops::attention_dgrad(recording, d_o, q, k, v, out[0], lse,
+                                     {.dq = out[1].view, .dk = out[2].view, .dv = out[3].view},
+                                     options, scratch.view());
+            });
+            std::vector<std::vector<float>> actual{read(lse)};
+            for (const OpTensor& one : out)
+                actual.push_back(read(one));
+            if (by_document) {
+                EXPECT_EQ(actual, expected) << to_string(dtype);
+            }
+            expected = std::move(actual);
+        }
+    }
 }
 
 /// As on devices whose invocations hold other places of a sum than of A; ops_table_test has them as

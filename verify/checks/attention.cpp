@@ -17,7 +17,8 @@ struct AttentionCase {
     std::uint64_t sequences, seq, heads, qk_dim, v_dim;
     std::uint64_t gap; ///< elements behind each head that belong to something else
     Depth depth = Depth::Quick;
-    std::uint64_t of_keys = 0; ///< heads of keys and values; 0: heads
+    std::uint64_t of_keys = 0;  ///< heads of keys and values; 0: heads
+    std::uint64_t document = 0; ///< tokens of a document, about; 0: sequences are documents
 
     std::uint64_t kv_heads() const { return of_keys == 0 ? heads : of_keys; }
 };
@@ -31,13 +32,33 @@ constexpr auto kAttentionCases = std::to_array<AttentionCase>({
     {1, 150, 2, 64, 32, 16},
     {1, 37, 2, 192, 128, 0},
     {2, 33, 4, 16, 16, 0, Depth::Quick, 2},
-    {2, 70, 6, 16, 8, 8, Depth::Quick, 2}, // on matrix units of CPUs, too
+    {2, 70, 6, 16, 8, 8, Depth::Quick, 2},      // on matrix units of CPUs, too
+    {2, 200, 2, 16, 8, 8, Depth::Quick, 0, 60}, // whole tiles are left out
+    {1, 70, 4, 16, 8, 0, Depth::Full, 2, 9},
     {1, 37, 4, 128, 128, 0, Depth::Full, 1},
     {1, 100, 6, 6, 10, 2, Depth::Full, 2},
     {2, 10, 2, 5, 3, 1, Depth::Full},
     {1, 19, 2, 6, 10, 2, Depth::Full},
     {1, 37, 2, 72, 96, 8, Depth::Full},
 });
+
+/// Of each token the first one of its document in the sequence and the one behind its last. Lengths
+/// are in turn half and one and a half of that of the case, and 1.
+std::vector<std::uint32_t> documents_of(const AttentionCase& c) {
+    std::vector<std::uint32_t> ends;
+    for (std::uint64_t sequence = 0; sequence < c.sequences; ++sequence)
+        for (std::uint64_t begin = 0, i = sequence; begin < c.seq; ++i) {
+            const std::uint64_t lengths[] = {c.document / 2, c.document * 3 / 2, 1};
+            const std::uint64_t length = c.document == 0 ? c.seq : lengths[i % 3];
+            const std::uint64_t end = std::min(begin + length, c.seq);
+            for (std::uint64_t token = begin; token < end; ++token) {
+                ends.push_back(static_cast<std::uint32_t>(begin));
+                ends.push_back(static_cast<std::uint32_t>(end));
+            }
+            begin = end;
+        }
+    return ends;
+}
 
 /// [batch, heads, queries] as [tokens, heads].
 reference::Vector by_token(const reference::Vector& by_head, const AttentionCase& c) {
@@ -52,7 +73,8 @@ void check_attention(Check& check, const OpRig& rig, DType dtype, const Attentio
     check.begin_case(std::to_string(c.sequences) + " x " + std::to_string(c.seq) + " tokens, " +
                      std::to_string(c.heads) + " heads (" + std::to_string(c.kv_heads()) +
                      " of keys) of " + std::to_string(c.qk_dim) + " and " +
-                     std::to_string(c.v_dim));
+                     std::to_string(c.v_dim) +
+                     (c.document > 0 ? ", documents of " + std::to_string(c.document) : ""));
     const std::uint64_t tokens = c.sequences * c.seq;
     const float scale = 1.0f / std::sqrt(static_cast<float>(c.qk_dim));
     const std::uint64_t kv_heads = c.kv_heads();
@@ -74,21 +96,27 @@ void check_attention(Check& check, const OpRig& rig, DType dtype, const Attentio
                    dv = part(kv_heads, c.v_dim, nullptr);
     const OpTensor lse = rig.result(DType::F32, {tokens, c.heads});
     const Buffer scratch = rig.workspace(ops::attention_dgrad_workspace_bytes(tokens, c.heads));
-    const ops::AttentionOptions options{.seq = c.seq, .scale = scale};
+    ops::AttentionOptions options{.seq = c.seq, .scale = scale};
+    const std::vector<std::uint32_t> ends = documents_of(c);
+    const OpTensor documents = rig.tensor(DType::U32, {tokens, 2}, ends);
+    if (c.document > 0)
+        options.documents = documents;
     rig.run([&](Recording& recording) {
         ops::attention_forward(recording, q_t, k_t, v_t, o, lse, options);
         ops::attention_dgrad(recording, d_o_t, q_t, k_t, v_t, o, lse,
                              {.dq = dq.view, .dk = dk.view, .dv = dv.view}, options,
                              scratch.view());
     });
-    const reference::AttentionShape shape{.batch = c.sequences,
-                                          .queries = c.seq,
-                                          .keys = c.seq,
-                                          .heads = c.heads,
-                                          .qk_dim = c.qk_dim,
-                                          .v_dim = c.v_dim,
-                                          .scale = scale,
-                                          .kv_heads = c.kv_heads()};
+    reference::AttentionShape shape{.batch = c.sequences,
+                                    .queries = c.seq,
+                                    .keys = c.seq,
+                                    .heads = c.heads,
+                                    .qk_dim = c.qk_dim,
+                                    .v_dim = c.v_dim,
+                                    .scale = scale,
+                                    .kv_heads = c.kv_heads()};
+    for (std::size_t i = 0; c.document > 0 && i < ends.size(); i += 2)
+        shape.begins.push_back(ends[i]);
     const auto qd = to_double(q), kd = to_double(k), vd = to_double(v);
     const auto forward = reference::attention_forward(qd, kd, vd, shape);
     const auto gradients = reference::attention_input_grad(to_double(d_o), qd, kd, vd, shape);

@@ -16,6 +16,9 @@ public:
     std::size_t visible(std::size_t query) const {
         return query + 1 + shape_.keys - shape_.queries;
     }
+    std::size_t first_visible(std::size_t query) const {
+        return shape_.begins.empty() ? 0 : shape_.begins.at(batch_ * shape_.queries + query);
+    }
     std::size_t q_at(std::size_t query) const {
         return ((batch_ * shape_.queries + query) * shape_.heads + head_) * shape_.qk_dim;
     }
@@ -25,22 +28,23 @@ public:
         return ((batch_ * shape_.queries + query) * shape_.heads + head_) * shape_.v_dim;
     }
 
-    /// The softmax over the visible keys and its log-sum-exp.
+    /// The softmax over the visible keys and its log-sum-exp; 0 for those of documents before.
     Vector probabilities(View q, View k, std::size_t query, double& lse) const {
-        Vector p(visible(query));
+        const std::size_t begin = first_visible(query);
+        Vector p(visible(query), 0.0);
         double largest = -INFINITY, sum = 0;
-        for (std::size_t j = 0; j < p.size(); ++j) {
+        for (std::size_t j = begin; j < p.size(); ++j) {
             double dot = 0;
             for (std::size_t c = 0; c < shape_.qk_dim; ++c)
                 dot += q[q_at(query) + c] * k[k_at(j) + c];
             p[j] = shape_.scale * dot;
             largest = std::max(largest, p[j]);
         }
-        for (const double score : p)
-            sum += std::exp(score - largest);
+        for (std::size_t j = begin; j < p.size(); ++j)
+            sum += std::exp(p[j] - largest);
         lse = largest + std::log(sum);
-        for (double& value : p)
-            value = std::exp(value - lse);
+        for (std::size_t j = begin; j < p.size(); ++j)
+            p[j] = std::exp(p[j] - lse);
         return p;
     }
 

@@ -57,6 +57,8 @@ struct AttentionShape {
     std::size_t v_dim = 0;
     double scale = 1;
     std::size_t kv_heads = 0; ///< divides heads; 0: heads
+    /// [batch, queries]: the first key that a query sees, of its document; empty: 0.
+    std::vector<std::size_t> begins{};
 
     std::size_t group() const { return kv_heads == 0 ? 1 : heads / kv_heads; }
 };

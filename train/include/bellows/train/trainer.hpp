@@ -21,6 +21,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -39,6 +40,8 @@ struct StepResult {
     std::vector<double> mtp_losses{};
     double grad_norm = 0;        ///< of the whole gradient, before clipping
     std::uint64_t sequences = 0; ///< of the step's batch, over all ranks
+    /// With document_mask: how many keys a token of the batch saw on average.
+    std::optional<double> visible_keys{};
     bool updated =
         true; ///< false: the gradient was not finite, so the weights were left as they are
     /// Sent by all ranks together in this step; weights that they send each other after the update
@@ -84,6 +87,10 @@ public:
     /// over sequences [0, count) of step 0 of `source`. Forwards alone, with the weights as they
     /// are; steps behind it have the same bits as without it. Throws like step().
     double held_out_loss(const SequenceSource& source, std::uint64_t count);
+
+    /// Which token ends a document: needed before the first step where the configuration has
+    /// document_mask. The same on all ranks.
+    void end_documents_with(std::uint32_t token);
 
     /// `asks` is called once late in every step, by the thread that runs the step: what this rank
     /// asks then stands in StepResult::asked of all ranks.

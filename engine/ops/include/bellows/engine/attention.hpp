@@ -27,6 +27,13 @@ namespace bellows::ops {
 struct AttentionOptions {
     std::uint64_t seq = 0; ///< tokens per sequence
     float scale = 1;       ///< of the products, usually 1 / sqrt(qk_dim)
+    /// Without memory each sequence is one document. Else [tokens, 2] u32: of each token the first
+    /// one of its document in the sequence, at most the token itself, and the one behind its last,
+    /// at most seq; the same of all tokens of a document. Tokens see the keys of their own document
+    /// alone, and blocks of keys that nobody of a tile sees are left out. Bits then depend on where
+    /// a document begins in its sequence, too; of sequences of one document each they are those
+    /// without documents. The tensor is read when the recording runs.
+    TensorView documents{};
 };
 
 /// o[i] = sum over j <= i of softmax(scale * q[i] . k[j]) * v[j].

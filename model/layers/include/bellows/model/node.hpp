@@ -29,13 +29,16 @@ struct Node : NodeInfo {
     std::function<TimePoint(std::span<const TimePoint> waits)> submit{};
 };
 
-/// The tensors that a layer's slot reads and writes; the caller owns them. All [tokens, hidden] in
-/// the activations' type.
+/// The tensors that a layer's slot reads and writes; the caller owns them. All but `documents` are
+/// [tokens, hidden] in the activations' type.
 struct LayerTensors {
     TensorView x;  ///< what enters
     TensorView y;  ///< what leaves
     TensorView dy; ///< gradient of y; left out: forward nodes alone, and nothing kept for others
     TensorView dx; ///< gradient of x, written by the input-gradient nodes
+    /// [tokens, 2] u32: which tokens see each other (ops::AttentionOptions::documents); without
+    /// memory all of a sequence.
+    TensorView documents{};
     bool training() const noexcept { return static_cast<bool>(dy.buffer); }
 };
 

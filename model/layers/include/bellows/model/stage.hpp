@@ -33,6 +33,7 @@ struct StageDesc {
     std::uint64_t seq = 1;
     std::uint64_t num_slots = 1; ///< micro-batches in flight
     float loss_scale = 1;        ///< 1 / tokens of the global batch
+    bool document_mask = false;  ///< attention stays within documents (documents_buffer())
     bool training = true;        ///< false: forward nodes to logits only, nothing for gradients
     QueueRole queue = QueueRole::Compute; ///< of its nodes that compute
     /// Scratch and queues of weight gradients, which several stages may share; null: they are as
@@ -82,6 +83,10 @@ public:
     /// none at first. Null where nothing is dropped: no capacity, no experts, no training.
     Buffer* spared_buffer(std::uint64_t slot);
     const ModelConfig& model() const noexcept;
+    /// [tokens, 2] u32, written by the host, of every stage with StageDesc::document_mask: of each
+    /// token the begin and the end of its document in the sequence.
+    Buffer& documents_buffer(std::uint64_t slot);
+    bool masks_documents() const noexcept;
     /// Readback [2] f32: the micro-batch's loss summed over its tokens (last stage).
     Buffer& loss_buffer(std::uint64_t slot);
     /// Of the MTP modules, the first one first (last stage, training).

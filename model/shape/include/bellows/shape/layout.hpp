@@ -66,6 +66,7 @@ struct TrainingShape {
     std::uint64_t batch_ramp_steps = 0; ///< the first steps, which have less than `batch`
     std::uint64_t micro_batches = 1;    ///< per data-parallel rank, in a step of `batch` sequences
     std::uint64_t seq = 128;            ///< tokens per sequence
+    bool document_mask = false;         ///< attention does not go beyond the ends of documents
     Precision precision = Precision::F32;
     /// How micro-batches go through the pipeline's ranks.
     ScheduleKind pipeline = ScheduleKind::OneFOneB;
