@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Every dense op but GEMM and the permutation of tokens: checks samples of its result against f64,
 // then times it. Sizes are those of one layer of the demo model on CPU drivers, of v2-lite
-// elsewhere; of grouped attention, 4 and 8 heads of queries to one of keys, there those of
-// Llama-3-8B and Qwen3-30B-A3B. `--help` lists the options.
+// elsewhere; of packed attention, sequences of four documents; of grouped attention, 4 and 8 heads
+// of queries to one of keys, there those of Llama-3-8B and Qwen3-30B-A3B. `--help` lists the
+// options.
 
 #include "ops/workloads.hpp"
 #include "support/program.hpp"
@@ -40,6 +41,8 @@ constexpr Entry kEntries[] = {
     {"mla_keys_dgrad", mla_keys, 1, true},
     {"attention_forward", attention, 0, true},
     {"attention_dgrad", attention, 1, true},
+    {"packed_attention_forward", packed_attention, 0, true},
+    {"packed_attention_dgrad", packed_attention, 1, true},
     {"grouped_attention_4_forward", grouped_attention_4, 0, true},
     {"grouped_attention_4_dgrad", grouped_attention_4, 1, true},
     {"grouped_attention_8_forward", grouped_attention_8, 0, true},

@@ -80,6 +80,7 @@ struct AttentionTensors {
     TensorView q, k, v, o, lse, d_o, dq, dk, dv;
     HeadSizes heads;
     ops::AttentionOptions options;
+    std::uint64_t document; ///< tokens of the first one
 };
 
 double dot(const std::vector<double>& a, std::uint64_t at_a, const std::vector<double>& b,
@@ -91,7 +92,7 @@ double dot(const std::vector<double>& a, std::uint64_t at_a, const std::vector<d
 }
 
 /// The second token's first head sees two keys only: its output, its lse and its query's gradient.
-/// The first key's gradients come from every query of the sequence.
+/// The first key's gradients come from every query of its document.
 std::string check_attention(const OpData& data, const AttentionTensors& a, DType act,
                             bool gradients) {
     const auto [heads, kv, qk, value] = a.heads;
@@ -116,7 +117,7 @@ std::string check_attention(const OpData& data, const AttentionTensors& a, DType
         wrong += compare("dq", i, dq[heads * qk + i], scale * ds * (k[kv * qk + i] - k[i]),
                          tolerance(act));
     std::vector<double> key(qk, 0), values(value, 0);
-    for (std::uint64_t t = 0; t < a.options.seq; ++t)
+    for (std::uint64_t t = 0; t < a.document; ++t)
         for (std::uint64_t h = 0; h < heads / kv; ++h) {
             const std::uint64_t row = t * heads + h;
             const double weight = std::exp(scale * dot(q, row * qk, k, 0, qk) - lse[row]);
@@ -134,7 +135,23 @@ std::string check_attention(const OpData& data, const AttentionTensors& a, DType
     return wrong;
 }
 
-Workload attention_of(OpData& data, const Sizes& s, DType act, int part, const HeadSizes& sizes) {
+/// Of equal lengths, which divide the sequences'.
+TensorView documents_of(OpData& data, const Sizes& s, std::uint64_t length) {
+    std::vector<std::uint32_t> ends;
+    for (std::uint64_t token = 0; token < s.tokens; ++token) {
+        const std::uint64_t begin = token % s.seq / length * length;
+        ends.push_back(static_cast<std::uint32_t>(begin));
+        ends.push_back(static_cast<std::uint32_t>(begin + length));
+    }
+    const TensorView documents = data.empty(DType::U32, {s.tokens, 2});
+    data.device().upload(documents.buffer.sub(0, ends.size() * 4),
+                         std::span<const std::uint32_t>(ends));
+    return documents;
+}
+
+/// documents: in each sequence.
+Workload attention_of(OpData& data, const Sizes& s, DType act, int part, const HeadSizes& sizes,
+                      std::uint64_t documents = 1) {
     const auto [heads, kv, qk, value] = sizes;
     const TensorView q = data.random(act, {s.tokens, heads, qk}),
                      k = data.random(act, {s.tokens, kv, qk}),
@@ -146,14 +163,17 @@ Workload attention_of(OpData& data, const Sizes& s, DType act, int part, const H
                      dv = data.empty(act, {s.tokens, kv, value}),
                      lse = data.empty(DType::F32, {s.tokens, heads});
     const BufferView scratch = data.bytes(ops::attention_dgrad_workspace_bytes(s.tokens, heads));
-    const ops::AttentionOptions options{.seq = s.seq,
-                                        .scale = 1 / std::sqrt(static_cast<float>(qk))};
+    ops::AttentionOptions options{.seq = s.seq, .scale = 1 / std::sqrt(static_cast<float>(qk))};
+    const std::uint64_t length = s.seq / documents;
+    if (documents > 1)
+        options.documents = documents_of(data, s, length);
     Recording recording(data.device(), QueueRole::Compute, "prepare");
     ops::attention_forward(recording, q, k, v, o, lse, options);
     data.device().submit(recording).wait();
-    const AttentionTensors all{q, k, v, o, lse, d_o, dq, dk, dv, sizes, options};
+    const AttentionTensors all{q, k, v, o, lse, d_o, dq, dk, dv, sizes, options, length};
     const auto verify = [=, &data] { return check_attention(data, all, act, part == 1); };
-    const double pairs = static_cast<double>(s.tokens * heads) * static_cast<double>(s.seq + 1) / 2;
+    const double pairs =
+        static_cast<double>(s.tokens * heads) * static_cast<double>(length + 1) / 2;
     const double flops = 2 * pairs * static_cast<double>(qk + value);
     if (part == 0)
         return {[=](Recording& r) { ops::attention_forward(r, q, k, v, o, lse, options); }, verify,
@@ -174,6 +194,10 @@ Workload grouped(OpData& data, const Sizes& s, DType act, int part, std::uint64_
 
 Workload attention(OpData& data, const Sizes& s, DType act, int part) {
     return attention_of(data, s, act, part, {s.heads, s.heads, s.nope + s.rope, s.value});
+}
+
+Workload packed_attention(OpData& data, const Sizes& s, DType act, int part) {
+    return attention_of(data, s, act, part, {s.heads, s.heads, s.nope + s.rope, s.value}, 4);
 }
 
 Workload grouped_attention_4(OpData& data, const Sizes& s, DType act, int part) {

@@ -30,6 +30,7 @@ MakeWorkload cross_entropy;       ///< loss and gradient
 MakeWorkload rope;                ///< 0 forward, 1 dgrad
 MakeWorkload mla_keys;            ///< 0 forward, 1 dgrad
 MakeWorkload attention;           ///< 0 forward, 1 dgrad (all three gradients)
+MakeWorkload packed_attention;    ///< the same, each sequence of four documents of equal length
 MakeWorkload grouped_attention_4; ///< the same, four heads of queries to one of keys and values
 MakeWorkload grouped_attention_8; ///< eight
 MakeWorkload paged_latent; ///< latents: a generated token (0 as act, 1 in FP8), a prompt (2, 3)
