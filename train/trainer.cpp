@@ -629,7 +629,8 @@ double Trainer::held_out_loss(const SequenceSource& source, std::uint64_t count)
     return impl_->whole([&] { return impl_->held_out_loss(source, count); });
 }
 void Trainer::end_documents_with(std::uint32_t token) {
-    impl_->running.end_of_document = token;
+    if (impl_->config.train.document_mask)
+        impl_->running.end_of_document = token;
 }
 void Trainer::ask_by(std::function<StepAsks()> asks) {
     impl_->asks = std::move(asks);
@@ -695,8 +696,7 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
     place_experts(step, result);
     result.loss = losses.sum / static_cast<double>(program->batch * config.train.seq);
     for (std::size_t k = 0; k < losses.of_modules.size(); ++k)
-        result.mtp_losses.push_back(
-            predicted[k] > 0 ? losses.of_modules[k] / predicted[k] : 0);
+        result.mtp_losses.push_back(predicted[k] > 0 ? losses.of_modules[k] / predicted[k] : 0);
     result.sequences = program->batch;
     if (config.train.document_mask)
         result.visible_keys =
@@ -721,8 +721,7 @@ std::vector<double> Trainer::Impl::predicted_by_modules(std::uint64_t step,
     for (std::uint64_t i = 0; !counts.empty() && i < program->batch; ++i) {
         sequences(step, i, line);
         for (std::size_t k = 0; k < counts.size(); ++k)
-            counts[k] +=
-                static_cast<double>(predicted_by_module(line, k, running.end_of_document));
+            counts[k] += static_cast<double>(predicted_by_module(line, k, running.end_of_document));
     }
     return counts;
 }

@@ -112,9 +112,11 @@ void TrainingChunk::write_data(LaneJob& job, std::uint64_t slot, const TokenLine
     for (std::size_t k = 0; k < modules.size(); ++k) {
         write(modules[k].tokens, tokens_ahead(lines, k + 1));
         write(modules[k].targets, targets_of_module(lines, k));
-        const auto factor =
-            static_cast<float>(step_.mtp_weight / (static_cast<double>(modules.size()) *
-                                                   std::max(step_.predicted.at(k), 1.0)));
+        // Held-out losses, which have no gradient, need none.
+        const double predicted = k < step_.predicted.size() ? step_.predicted[k] : 0;
+        const auto factor = static_cast<float>(
+            predicted > 0 ? step_.mtp_weight / (static_cast<double>(modules.size()) * predicted)
+                          : 0);
         write(modules[k].factor, {std::bit_cast<std::uint32_t>(factor)});
     }
     job.step = [written = std::move(written)](LaneContext&) {

@@ -47,8 +47,8 @@ struct RunningStep {
     // Of the step that runs:
     std::uint64_t index = 0;
     double mtp_weight = 0; ///< of the mean loss of all MTP modules
-    /// Tokens that each MTP module predicts in a whole global batch, of as many sequences as `batch`
-    /// where this one has fewer.
+    /// Tokens that each MTP module predicts in a whole global batch, of as many sequences as
+    /// `batch` where this one has fewer.
     std::vector<double> predicted{};
     const SequenceSource* source = nullptr;
     TimePoint last_loss{};             ///< of those handed in
