@@ -32,6 +32,8 @@ EngineOptions completed(EngineOptions options, const ModelConfig& model) {
                     "a context of " + std::to_string(options.max_context) +
                         " tokens is more than the model has, " + std::to_string(model.max_context));
     options.token_budget = std::max(options.token_budget, options.max_sequences);
+    if (options.draft != DraftKind::None)
+        options.overlap_steps = false;
     if (options.world != nullptr) {
         const std::uint64_t most = ExpertRanks::kHalves * options.exchange_tokens;
         if (options.max_sequences > most)
@@ -59,7 +61,8 @@ std::uint64_t blocks_of(const Device& device, const EngineOptions& options,
     const MemoryReport report = device.memory_report();
     const std::uint64_t used = std::max(report.used_bytes, report.held_bytes),
                         room = report.budget_bytes > used ? report.budget_bytes - used : 0,
-                        block = model.layers * ops::cache_bytes(cache_shape(model, stored), 1);
+                        block =
+                            model.all_layers() * ops::cache_bytes(cache_shape(model, stored), 1);
     return std::clamp(room / 10 * 9 / block, per_sequence, per_sequence * options.max_sequences);
 }
 
@@ -90,6 +93,11 @@ ParameterStore load_part(const ModelSource& source, Device& device, const Engine
     return source.load(device, options.exact, options.on_progress, part);
 }
 
+ModelConfig with_modules(ModelConfig model, DraftKind draft) {
+    model.mtp_depth = draft == DraftKind::Mtp ? 1 : 0;
+    return model;
+}
+
 /// A short name of a placement, another one of another table.
 std::string placement_text(const std::vector<ExpertPlacement>& placements) {
     if (placements.empty())
@@ -107,9 +115,11 @@ std::string common_text(const ModelConfig& model, const ParameterStore& paramete
                         const EngineOptions& options,
                         const std::vector<ExpertPlacement>& placements) {
     return std::to_string(options.exchange_tokens) + " exchange tokens" +
-           (options.exact ? ", exact" : "") + ", " + std::to_string(model.layers) + " layers of " +
-           std::to_string(model.hidden) + ", " + std::to_string(model.routed_experts) + " experts" +
-           placement_text(placements) + ", " + to_string(parameters.activation()) + ", " +
+           (options.exact ? ", exact" : "") +
+           (options.draft == DraftKind::Mtp ? ", drafts by an MTP module" : "") + ", " +
+           std::to_string(model.layers) + " layers of " + std::to_string(model.hidden) + ", " +
+           std::to_string(model.routed_experts) + " experts" + placement_text(placements) + ", " +
+           to_string(parameters.activation()) + ", " +
            (parameters.linear_precision() == LinearPrecision::Fp8 ? "FP8" : "not FP8") +
            ", products " + fp8::describe(parameters.device(), parameters.products());
 }
@@ -149,8 +159,9 @@ struct Engine::Impl {
     bool take_all(const Step& step, const StepOutput& output);
     bool step_among_ranks();
     StepInput input_of(const Step& step);
-    void add_sampled(const StepSequence& sequence, StepInput& input);
-    void take(const StepResult& result, const StepOutput& output, std::size_t row);
+    void add_sampled(const StepSequence& sequence, std::uint64_t row, StepInput& input);
+    void add_next_tokens(const StepSequence& sequence, StepInput& input);
+    void take(const StepResult& result, const StepOutput& output);
     void take_losses(const Step& step, const StepOutput& output);
     void finish(Asked& asked, FinishReason reason, const RequestUsage& usage);
 
@@ -184,11 +195,12 @@ Engine::Impl::Impl(const DeviceOptions& device_options, ModelSource from,
                                 .max_sequences = options.max_sequences,
                                 .prefill_chunk = options.prefill_chunk,
                                 .prefill_beside = options.prefill_beside,
-                                .prefix_reuse = options.prefix_reuse}) {
+                                .prefix_reuse = options.prefix_reuse,
+                                .forced_acceptance = options.forced_acceptance}) {
     ForwardConfig config;
     config.max_context = options.max_context;
     config.blocks = blocks;
-    config.most_drawn = options.max_sequences;
+    config.most_drawn = options.max_sequences * (options.draft == DraftKind::None ? 1 : 2);
     config.cache = cache_type;
     config.exact = options.exact;
     config.timeout = options.timeout;
@@ -211,7 +223,9 @@ std::optional<ExpertRanks> Engine::Impl::join_ranks() {
                             .same = common_text(source.model(), parameters, options, placements)});
 }
 
-void Engine::Impl::add_sampled(const StepSequence& sequence, StepInput& input) {
+/// Draws the next token of the `row`th of a sequence's tokens, as if those behind it were not
+/// there.
+void Engine::Impl::add_sampled(const StepSequence& sequence, std::uint64_t row, StepInput& input) {
     const Request& request = scheduler.request(sequence.id);
     const SamplingParams& s = request.sampling;
     const Asked& a = asked.at(sequence.id);
@@ -223,20 +237,40 @@ void Engine::Impl::add_sampled(const StepSequence& sequence, StepInput& input) {
     settings.repetition_penalty = static_cast<float>(s.repetition_penalty);
     settings.frequency_penalty = static_cast<float>(s.frequency_penalty);
     settings.presence_penalty = static_cast<float>(s.presence_penalty);
-    settings.position = static_cast<std::uint32_t>(sequence.position + sequence.tokens.size());
+    settings.position = static_cast<std::uint32_t>(sequence.position + row + 1);
     settings.seed_low = static_cast<std::uint32_t>(s.seed);
     settings.seed_high = static_cast<std::uint32_t>(s.seed >> 32);
+    std::map<std::uint32_t, std::uint32_t> counts = a.counts;
+    for (std::uint64_t draft = sequence.tokens.size() - sequence.drafts;
+         a.penalised && draft <= row; ++draft) // what it is drawn behind, if they are accepted
+        ++counts[sequence.tokens[draft]];
     settings.history_first = static_cast<std::uint32_t>(input.history.size());
-    settings.history_count = static_cast<std::uint32_t>(a.counts.size());
-    for (const auto& [token, count] : a.counts)
+    settings.history_count = static_cast<std::uint32_t>(counts.size());
+    for (const auto& [token, count] : counts)
         input.history.push_back({token, count});
     settings.bias_first = static_cast<std::uint32_t>(input.biases.size());
     settings.bias_count = static_cast<std::uint32_t>(s.logit_bias.size());
     for (const LogitBias& bias : s.logit_bias)
         input.biases.push_back({bias.token, static_cast<float>(bias.bias)});
     input.settings.push_back(settings);
-    input.sampled_rows.push_back(static_cast<std::uint32_t>(input.tokens.size() - 1));
+    if (options.draft != DraftKind::None) {
+        ++settings.position;
+        input.draft_settings.push_back(settings);
+    }
+    input.sampled_rows.push_back(
+        static_cast<std::uint32_t>(input.tokens.size() - sequence.tokens.size() + row));
     input.top_log_probs = std::max(input.top_log_probs, a.top);
+}
+
+/// Of each row of a sequence, the token behind it: what it draws, or what stands there.
+void Engine::Impl::add_next_tokens(const StepSequence& sequence, StepInput& input) {
+    const std::uint64_t rows = sequence.tokens.size(), known = rows - sequence.num_sampled();
+    for (std::uint64_t row = 0; row < rows; ++row)
+        input.next_tokens.push_back(
+            row >= known ? ops::kDrawnBefore +
+                               static_cast<std::uint32_t>(input.sampled_rows.size() + row - known)
+            : row + 1 < rows ? sequence.tokens[row + 1]
+                             : sequence.next);
 }
 
 StepInput Engine::Impl::input_of(const Step& step) {
@@ -255,8 +289,10 @@ StepInput Engine::Impl::input_of(const Step& step) {
                                  .keys = sequence.position + sequence.tokens.size(),
                                  .sequence = static_cast<std::uint32_t>(input.tables.size())});
         input.tables.push_back(sequence.blocks);
-        if (sequence.samples)
-            add_sampled(sequence, input);
+        if (options.draft != DraftKind::None)
+            add_next_tokens(sequence, input);
+        for (std::uint64_t i = sequence.num_sampled(); i > 0; --i)
+            add_sampled(sequence, sequence.tokens.size() - i, input);
     }
     return input;
 }
@@ -268,8 +304,11 @@ void Engine::Impl::finish(Asked& a, FinishReason reason, const RequestUsage& usa
     a.news.usage = usage;
 }
 
-void Engine::Impl::take(const StepResult& result, const StepOutput& output, std::size_t row) {
+void Engine::Impl::take(const StepResult& result, const StepOutput& output) {
     Asked& a = asked.at(result.id);
+    if (a.news.reason != FinishReason::None) // a stop string was complete with the token before
+        return;
+    const std::size_t row = result.draw;
     a.news.usage = result.usage;
     if (result.reason == FinishReason::Failed)
         return finish(a, result.reason, result.usage);
@@ -321,13 +360,17 @@ void Engine::Impl::take_losses(const Step& step, const StepOutput& output) {
 
 Engine::Engine(const DeviceOptions& device, const std::filesystem::path& checkpoint,
                const EngineOptions& options)
-    : impl_(std::make_unique<Impl>(device, ModelSource(checkpoint, options.precision), options)) {
+    : impl_(std::make_unique<Impl>(
+          device, ModelSource(checkpoint, options.precision, options.draft == DraftKind::Mtp),
+          options)) {
 }
 
 Engine::Engine(const DeviceOptions& device, const ModelConfig& model, std::uint64_t seed,
                const EngineOptions& options)
-    : impl_(std::make_unique<Impl>(
-          device, ModelSource(model, seed, options.precision.value_or(Precision::BF16)), options)) {
+    : impl_(std::make_unique<Impl>(device,
+                                   ModelSource(with_modules(model, options.draft), seed,
+                                               options.precision.value_or(Precision::BF16)),
+                                   options)) {
 }
 
 Engine::~Engine() = default;
@@ -368,15 +411,15 @@ bool Engine::Impl::take_all(const Step& step, const StepOutput& output) {
     counted.computed_tokens += step.num_tokens() - vain;
     counted.vain_tokens += vain;
     take_losses(step, output);
-    const std::vector<StepResult> results = scheduler.finish(step, output.tokens);
-    std::size_t row = 0, next = 0;
-    for (const StepSequence& sequence : step.sequences()) {
-        if (!sequence.samples)
-            continue;
-        if (next < results.size() && results[next].id == sequence.id)
-            take(results[next++], output, row);
-        ++row;
-    }
+    for (const StepSequence& sequence : step.sequences())
+        counted.drafted += scheduler.has(sequence.id) ? sequence.drafts : 0;
+    std::uint64_t drawn = 0; // by requests that have not ended
+    for (const StepSequence& sequence : step.sequences())
+        drawn += scheduler.has(sequence.id) && sequence.samples ? 1 : 0;
+    const std::vector<StepResult> results = scheduler.finish(step, output.tokens, output.drafts);
+    counted.accepted += results.size() - drawn;
+    for (const StepResult& result : results)
+        take(result, output);
     return vain < step.num_tokens();
 }
 

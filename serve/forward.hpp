@@ -2,14 +2,15 @@
 #pragma once
 
 // A whole model's forward pass over the token rows of a step: embedding, layers with a paged cache,
-// head and sampling. On a rank that has all experts that is one recording; among several it is cut
-// where rows travel to the experts, and a step may be computed in two halves, of which one computes
-// while the rows of the other travel. On one rank a step may be started while the one before runs:
-// the two have memory for input and output and recordings of their own, share scratch, and the
-// second reads the tokens that the first draws on the device. Recordings serve all steps of their
-// sizes, which are rounded up to powers of two, and are made when a step first needs them; those
-// that have not been used for longest give way to new ones. One thread at a time; used by this
-// room's .cpp files.
+// head and sampling; of a model with a module of multi-token prediction (MTP) then the module,
+// which drafts the token behind each one that was drawn. On a rank that has all experts that is one
+// recording; among several it is cut where rows travel to the experts, and a step may be computed
+// in two halves, of which one computes while the rows of the other travel. On one rank a step may
+// be started while the one before runs: the two have memory for input and output and recordings of
+// their own, share scratch, and the second reads the tokens that the first draws on the device.
+// Recordings serve all steps of their sizes, which are rounded up to powers of two, and are made
+// when a step first needs them; those that have not been used for longest give way to new ones. One
+// thread at a time; used by this room's .cpp files.
 
 #include "expert_ranks.hpp"
 #include "step_input.hpp"
@@ -26,6 +27,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace bellows {
@@ -43,8 +45,8 @@ struct ForwardConfig {
 
 class Forward {
 public:
-    /// All must outlive it. ranks: those that share the experts; null: this one has all. Throws
-    /// Error{OutOfMemory}, Error{InvalidArgument}.
+    /// All must outlive it. config.mtp_depth: 1, to draft, or 0. ranks: those that share the
+    /// experts; null: this one has all. Throws Error{OutOfMemory}, Error{InvalidArgument}.
     Forward(const ModelConfig& config, ParameterStore& parameters, const ForwardConfig& forward,
             ExpertRanks* ranks = nullptr);
     ~Forward();
@@ -86,8 +88,27 @@ private:
                Half& half);
     Step& recorded(const Bucket& bucket, Half& half);
     std::unique_ptr<Step> record(const Bucket& bucket, Half& half);
-    void record_layers(Step& step, Arena::Frame& scratch, const StepRows& rows, const Half& half);
+    void record_layer(std::uint64_t layer, Step& step, Arena::Frame& scratch, const StepRows& rows,
+                      const TensorView& stream, const Half& half);
+    TensorView record_logits(Recording& r, Arena::Frame& scratch, const Step& step,
+                             const Half& half, const TensorView& stream,
+                             const TensorView& gain) const;
+    ops::SampleBatch sample_batch(const Step& step, const Half& half, const TensorView& logits,
+                                  BufferView settings) const;
     void record_head(Recording& r, Arena::Frame& scratch, const Step& step, const Half& half);
+    void record_module(Step& step, Arena::Frame& scratch, const StepRows& rows, const Half& half);
+    void record_module_input(Recording& r, Arena::Frame& scratch, const Step& step,
+                             const Half& half, const TensorView& out) const;
+    void record_draft(Recording& r, Arena::Frame& scratch, const Step& step, const Half& half,
+                      const TensorView& stream);
+    const Parameter& of_module(const char* name) const {
+        return parameters_.at("model.layers." + std::to_string(config_.layers) + "." + name);
+    }
+    bool drafts() const noexcept { return config_.mtp_depth > 0; }
+    /// Layers of experts without the module's, on which no answer depends.
+    std::uint64_t layers_of_answers() const noexcept {
+        return experts_.size() - (drafts() && !experts_.empty() ? 1 : 0);
+    }
     TensorView drawn(const Half& half, std::uint64_t count) const;
     void reserve(const Layout& layout, Half& half);
     StepOutput output_of(const StepInput& input, const Step& step, const Half& half) const;

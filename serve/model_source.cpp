@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "model_source.hpp"
 
+#include <bellows/base/error.hpp>
 #include <bellows/checkpoint/weights.hpp>
 #include <bellows/engine/gemm_plan.hpp>
 #include <bellows/shape/stages.hpp>
@@ -11,7 +12,8 @@
 
 namespace bellows {
 
-ModelSource::ModelSource(const std::filesystem::path& path, std::optional<Precision> precision) {
+ModelSource::ModelSource(const std::filesystem::path& path, std::optional<Precision> precision,
+                         bool drafts) {
     if (HfFolder::is_one(path)) {
         constexpr std::uint64_t kMostSeq = 512;
         folder_.emplace(path);
@@ -27,7 +29,11 @@ ModelSource::ModelSource(const std::filesystem::path& path, std::optional<Precis
         shape_ = parse_training_shape(config, name);
         kernels_ = checkpoint_->state().kernels;
     }
-    model_.mtp_depth = 0; // modules only help to train
+    if (drafts && model_.mtp_depth == 0)
+        throw Error(ErrorCode::InvalidArgument,
+                    "drafts need a model with a module of multi-token prediction, and that in " +
+                        path.string() + " has none: train one with model.mtp_depth = 1");
+    model_.mtp_depth = drafts ? 1 : 0;
     if (precision && *precision != shape_.precision) {
         shape_.precision = *precision;
         kernels_.clear(); // of another precision

@@ -27,7 +27,10 @@ public:
 
     /// path: as Checkpoint::open() takes it, or a Hugging Face folder. precision: without, as the
     /// run computed; of a folder f32 where its tensors are f32, else bf16. Throws what these throw.
-    ModelSource(const std::filesystem::path& path, std::optional<Precision> precision);
+    /// drafts: the model keeps its first MTP module; throws Error{InvalidArgument} where it has
+    /// none. Else it is a model without modules.
+    ModelSource(const std::filesystem::path& path, std::optional<Precision> precision,
+                bool drafts = false);
     /// Random weights of a model of that shape, as a run of the seed begins with.
     ModelSource(const ModelConfig& model, std::uint64_t seed, Precision precision);
 

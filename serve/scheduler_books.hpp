@@ -8,6 +8,7 @@
 #include <bellows/base/error.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,10 +28,11 @@ struct Scheduler::Sequence {
     std::uint32_t slot = 0;
     std::uint64_t computed = 0; ///< of tokens, those whose entries stand in the blocks
     // Of the steps that compute it and are not finished:
-    std::uint64_t in_steps = 0;  ///< their number
-    std::uint64_t in_flight = 0; ///< tokens that they compute, behind the computed ones
-    std::uint64_t drawn = 0;     ///< tokens that they draw, which are not among `tokens` yet
-    std::uint32_t draw = 0;      ///< the last of these is the so-manyth that its step draws
+    std::uint64_t in_steps = 0;         ///< their number
+    std::uint64_t in_flight = 0;        ///< tokens that they compute, behind the computed ones
+    std::uint64_t drawn = 0;            ///< tokens that they draw, which are not among `tokens` yet
+    std::optional<std::uint32_t> draft; ///< of the token behind `tokens`
+    std::uint32_t draw = 0;             ///< the last of these is the so-manyth that its step draws
 
     std::vector<std::uint32_t> blocks;
     std::uint64_t published = 0;                ///< blocks whose text the pool knows

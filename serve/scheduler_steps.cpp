@@ -34,6 +34,7 @@ void Scheduler::stop_running(Sequence& sequence) {
     sequence.computed = 0;
     sequence.published = 0;
     sequence.content = BlockContent::Start;
+    sequence.draft.reset();
 }
 
 void Scheduler::preempt_last(Step& step) {
@@ -107,6 +108,14 @@ Scheduler::Room Scheduler::room_of_step() const {
     return {all, writes ? config_.prefill_beside : all, config_.prefill_chunk};
 }
 
+/// How many drafts of a sequence a step checks behind its last token: none that could not become
+/// part of the answer with a token behind it.
+std::uint64_t Scheduler::drafts_of(const Sequence& sequence, std::uint64_t most) const {
+    const bool room = sequence.usage.answer + 2 <= sequence.request.max_tokens &&
+                      sequence.tokens.size() + 2 <= config_.max_context;
+    return sequence.draft && room ? std::min<std::uint64_t>(most, 1) : 0;
+}
+
 Step Scheduler::next() {
     if (finished_ < steps_) {
         refuse("step " + std::to_string(finished_ + 1) + " is neither finished nor failed");
@@ -121,6 +130,9 @@ Step Scheduler::ahead() {
     }
     Room room = room_of_step();
     std::uint64_t wanted = 0;
+    if (std::ranges::any_of(running_, [](const Sequence* it) { return it->draft.has_value(); }))
+        refuse(
+            "a step is made ahead, but which tokens it has depends on which drafts are accepted");
     for (const Sequence* sequence : running_) {
         if (!goes_on(*sequence)) {
             continue;
@@ -144,11 +156,16 @@ Step Scheduler::plan() {
         const std::uint64_t count = goes_on(sequence) ? room.take(sequence.missing()) : 0;
         if (count == 0)
             continue; // others' prompts have taken all: a later step computes it
-        while (i < running_.size() && !grow(sequence, sequence.position() + count)) {
+        std::uint64_t drafts =
+            count == sequence.missing() ? drafts_of(sequence, room.left) : std::uint64_t{0};
+        if (drafts > 0 && !grow(sequence, sequence.position() + count + drafts))
+            drafts = 0; // nobody loses blocks for a guess
+        room.left -= drafts;
+        while (i < running_.size() && !grow(sequence, sequence.position() + count + drafts)) {
             preempt_last(step); // itself, if it is the last
         }
         if (i < running_.size())
-            parts.push_back({&sequence, count});
+            parts.push_back({&sequence, count, drafts});
     }
     const auto lacking = [](const Sequence& sequence) {
         return blocks_of(sequence.tokens.size() + sequence.drawn) - sequence.blocks.size();
@@ -164,7 +181,7 @@ Step Scheduler::plan() {
         require_consistent(grow(sequence, sequence.position() + count),
                            "an admitted request lacks blocks");
         promised += lacking(sequence);
-        parts.push_back({&sequence, count});
+        parts.push_back({&sequence, count, 0});
     }
     if (!parts.empty()) {
         step.number_ = ++steps_;
@@ -179,13 +196,13 @@ void Scheduler::lay_out(Step& step, std::vector<Part>& parts) {
     step.num_single_ = parts.size() - others.size();
     std::uint64_t num_tokens = 0, num_blocks = 0;
     for (const Part& part : parts) {
-        num_tokens += part.tokens;
+        num_tokens += part.tokens + part.drafts;
         num_blocks += part.sequence->blocks.size();
     }
     // The spans stay valid: there is room for all.
     step.tokens_.reserve(num_tokens);
     step.blocks_.reserve(num_blocks);
-    for (const auto& [sequence, count] : parts) {
+    for (const auto& [sequence, count, drafts] : parts) {
         const std::uint64_t position = sequence->position();
         const std::size_t token = step.tokens_.size();
         const std::size_t block = step.blocks_.size();
@@ -198,20 +215,25 @@ void Scheduler::lay_out(Step& step, std::vector<Part>& parts) {
         }
         step.blocks_.insert(step.blocks_.end(), sequence->blocks.begin(), sequence->blocks.end());
         const bool samples = count == sequence->missing();
+        if (drafts > 0)
+            step.tokens_.push_back(*sequence->draft);
         ++sequence->in_steps;
-        sequence->in_flight += count;
+        sequence->in_flight += count + drafts;
         if (samples) {
             ++sequence->drawn;
-            sequence->draw = static_cast<std::uint32_t>(step.num_sampling_++);
+            sequence->draw = static_cast<std::uint32_t>(step.num_sampling_);
+            step.num_sampling_ += 1 + drafts;
         }
         step.sequences_.push_back(
             {.id = sequence->id,
              .slot = sequence->slot,
              .position = position,
-             .tokens = std::span(step.tokens_).subspan(token, count),
+             .tokens = std::span(step.tokens_).subspan(token, count + drafts),
              .blocks = std::span(step.blocks_).subspan(block, sequence->blocks.size()),
              .written = sequence->published * kBlockTokens,
-             .samples = samples});
+             .samples = samples,
+             .drafts = drafts,
+             .next = samples ? 0 : sequence->tokens[position + count]});
     }
 }
 
@@ -275,12 +297,49 @@ void Scheduler::remove_ended() {
     });
 }
 
-std::vector<StepResult> Scheduler::finish(const Step& step,
-                                          std::span<const std::uint32_t> sampled) {
+bool Scheduler::accepts(const StepSequence& part, std::uint64_t draft, std::uint32_t drawn) const {
+    const std::size_t at = part.tokens.size() - part.drafts + draft;
+    if (!config_.forced_acceptance)
+        return part.tokens[at] == drawn;
+    constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15; // spreads numbers evenly
+    const std::uint64_t spread = (part.position + at) * kGolden;
+    return static_cast<double>(spread >> 11) * 0x1p-53 < *config_.forced_acceptance;
+}
+
+/// Appends what was drawn from the rows of a sequence, up to the first draft that is not accepted
+/// or the end of the answer. Returns how many drafts were accepted.
+std::uint64_t Scheduler::take_drawn(const StepSequence& part, Sequence& sequence,
+                                    std::span<const std::uint32_t> drawn, std::size_t first,
+                                    std::vector<StepResult>& results) {
+    std::uint64_t accepted = 0;
+    sequence.draft.reset();
+    sequence.usage.drafted += part.drafts;
+    for (std::uint64_t i = 0; i < part.num_sampled(); ++i) {
+        const std::uint32_t token = drawn[first + i];
+        const bool more = i < part.drafts && token != ops::kNoToken && accepts(part, i, token);
+        accepted += more;
+        sequence.usage.accepted += more;
+        const FinishReason reason =
+            token == ops::kNoToken ? FinishReason::Failed : append(sequence, token);
+        sequence.ended = reason != FinishReason::None;
+        results.push_back({part.id, token, first + i, reason, sequence.usage});
+        if (sequence.ended || !more)
+            break;
+    }
+    return accepted;
+}
+
+std::vector<StepResult> Scheduler::finish(const Step& step, std::span<const std::uint32_t> sampled,
+                                          std::span<const std::uint32_t> drafts) {
     if (sampled.size() != step.num_sampling()) {
         refuse("step " + std::to_string(step.number_) + " has " +
-               std::to_string(step.num_sampling()) + " sequences that sample, and " +
+               std::to_string(step.num_sampling()) + " tokens to draw, and " +
                std::to_string(sampled.size()) + " tokens came");
+    }
+    if (!drafts.empty() && drafts.size() != sampled.size()) {
+        refuse("step " + std::to_string(step.number_) + " has drawn " +
+               std::to_string(sampled.size()) + " tokens, and " + std::to_string(drafts.size()) +
+               " drafts came");
     }
     std::vector<StepResult> results;
     if (step.empty()) {
@@ -290,21 +349,29 @@ std::vector<StepResult> Scheduler::finish(const Step& step,
     std::size_t next = 0;
     for (const StepSequence& part : step.sequences()) {
         Sequence& sequence = leave(part);
-        const std::uint32_t token = part.samples ? sampled[next++] : 0;
-        if (part.samples && token == ops::kNoToken) {
+        const std::size_t first = next;
+        next += part.num_sampled();
+        const auto of_part = sampled.subspan(first, part.num_sampled());
+        if (std::ranges::count(of_part, ops::kNoToken) > 0) {
             // The fault may stand in the cache: nobody shall take it over.
             pool_.forget(sequence.blocks);
             sequence.faulty = true;
-        } else if (!sequence.faulty) {
+        } else if (!sequence.faulty && !part.samples) {
             advance(sequence, part.tokens.size());
         }
-        if (!part.samples || sequence.ended) {
+        if (!part.samples) {
             continue;
         }
-        const FinishReason reason =
-            token == ops::kNoToken ? FinishReason::Failed : append(sequence, token);
-        sequence.ended = reason != FinishReason::None;
-        results.push_back({part.id, token, reason, sequence.usage});
+        const bool had_ended = sequence.ended;
+        std::uint64_t accepted = 0;
+        if (!had_ended) {
+            const std::size_t before = results.size();
+            accepted = take_drawn(part, sequence, sampled, first, results);
+            if (!drafts.empty() && !sequence.ended)
+                sequence.draft = drafts[first + results.size() - before - 1];
+        }
+        if (!sequence.faulty) // what stands behind rejected drafts is written again
+            advance(sequence, part.tokens.size() - part.drafts + accepted);
     }
     remove_ended();
     return results;
@@ -320,7 +387,7 @@ std::vector<StepResult> Scheduler::fail(const Step& step) {
         Sequence& sequence = leave(part);
         sequence.faulty = true;
         if (!std::exchange(sequence.ended, true)) {
-            results.push_back({part.id, ops::kNoToken, FinishReason::Failed, sequence.usage});
+            results.push_back({part.id, ops::kNoToken, 0, FinishReason::Failed, sequence.usage});
         }
     }
     remove_ended();

@@ -36,13 +36,22 @@ StepInput part_of(const StepInput& input, std::uint64_t first, std::uint64_t end
         }
         row += query.rows;
     }
+    std::uint32_t drawn_before = 0; // by rows ahead of the part
     for (std::size_t i = 0; i < input.sampled_rows.size(); ++i) {
         const std::uint32_t sampled = input.sampled_rows[i];
+        drawn_before += sampled < first;
         if (sampled < first || sampled >= end)
             continue;
+        if (!input.draft_settings.empty())
+            part.draft_settings.push_back(input.draft_settings[i]);
         part.sampled_rows.push_back(static_cast<std::uint32_t>(sampled - first));
         part.settings.push_back(input.settings[i]);
     }
+    if (!input.next_tokens.empty())
+        part.next_tokens = slice(input.next_tokens, first, end);
+    for (std::uint32_t& token : part.next_tokens)
+        if (token >= ops::kDrawnBefore)
+            token -= drawn_before;
     // The settings say where in these theirs are.
     part.history = input.history;
     part.biases = input.biases;
@@ -55,6 +64,7 @@ void StepOutput::append(const StepOutput& more) {
     add(log_probs, more.log_probs);
     add(top_tokens, more.top_tokens);
     add(top_log_probs, more.top_log_probs);
+    add(drafts, more.drafts);
     add(lacking, more.lacking);
     again = again || more.again;
 }

@@ -24,6 +24,10 @@ struct StepInput {
     std::vector<ops::SampleHistory> history;
     std::vector<ops::SampleBias> biases;
     std::uint32_t top_log_probs = 0; ///< the most that a row asks for
+    /// Where tokens are drafted: of each row the token behind it; ops::kDrawnBefore + j is the j-th
+    /// that this step draws. Else empty.
+    std::vector<std::uint32_t> next_tokens;
+    std::vector<ops::SampleSettings> draft_settings; ///< of each sampled row
 };
 
 /// Rows first .. end of a step as a step of their own.
@@ -35,6 +39,8 @@ struct StepOutput {
     std::vector<float> log_probs;
     std::vector<std::uint32_t> top_tokens; ///< [rows, StepInput::top_log_probs]
     std::vector<float> top_log_probs;
+    /// Where tokens are drafted: guesses of what follows on `tokens`.
+    std::vector<std::uint32_t> drafts;
     /// Of all rows, not of the sampled ones alone: 1 where the row has chosen an expert whose rank
     /// is lost, with all ranks that have a replica. Empty while none is.
     std::vector<std::uint8_t> lacking;

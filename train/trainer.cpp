@@ -711,19 +711,20 @@ StepResult Trainer::Impl::run_step(std::uint64_t step, const SequenceSource& seq
 std::vector<double> Trainer::Impl::predicted_by_modules(std::uint64_t step,
                                                         const SequenceSource& sequences) const {
     const std::uint64_t seq = config.train.seq;
-    std::vector<double> counts(config.model.mtp_depth);
+    std::vector<double> predicted(config.model.mtp_depth);
     if (!running.end_of_document) {
-        for (std::size_t k = 0; k < counts.size(); ++k)
-            counts[k] = static_cast<double>(program->batch * (seq - k - 1));
-        return counts;
+        for (std::size_t k = 0; k < predicted.size(); ++k)
+            predicted[k] = static_cast<double>(program->batch * (seq - k - 1));
+        return predicted;
     }
     std::vector<std::uint32_t> line(seq + 1);
-    for (std::uint64_t i = 0; !counts.empty() && i < program->batch; ++i) {
+    for (std::uint64_t i = 0; !predicted.empty() && i < program->batch; ++i) {
         sequences(step, i, line);
-        for (std::size_t k = 0; k < counts.size(); ++k)
-            counts[k] += static_cast<double>(predicted_by_module(line, k, running.end_of_document));
+        for (std::size_t k = 0; k < predicted.size(); ++k)
+            predicted[k] +=
+                static_cast<double>(predicted_by_module(line, k, running.end_of_document));
     }
-    return counts;
+    return predicted;
 }
 
 /// Says what each rank computed, and places experts anew when it is time.

@@ -143,21 +143,6 @@ void TrainingChunk::post_spared(std::uint64_t micro_batch, Buffer& buffer) {
     data_.post(std::move(job));
 }
 
-void TrainingChunk::post_documents(std::span<const std::uint32_t> tokens, std::uint64_t slot) {
-    std::vector<std::uint32_t> ends = documents_of(tokens, step_.seq, *step_.end_of_document);
-    if (stage_.first() && step_.held_out == nullptr)
-        step_.totals.note_visible_keys(visible_keys(ends));
-    Buffer& buffer = stage_.documents_buffer(slot);
-    LaneJob job;
-    job.name = "documents";
-    job.accesses = {{buffer.view(), Access::Write}};
-    job.step = [&buffer, ends = std::move(ends)](LaneContext&) {
-        std::memcpy(buffer.mapped(), ends.data(), ends.size() * 4);
-        return Progress::Done;
-    };
-    data_.post(std::move(job));
-}
-
 void TrainingChunk::post_loss(std::uint64_t micro_batch, std::uint64_t slot) {
     std::vector<const Buffer*> losses = {&stage_.loss_buffer(slot)};
     for (const ModuleBuffers& module : stage_.module_buffers(slot))

@@ -27,6 +27,10 @@
 
 namespace bellows {
 
+/// What guesses the token behind the next one, so that a step may compute two tokens of an answer.
+/// Mtp: the model's first module of multi-token prediction (MTP).
+enum class DraftKind : std::uint8_t { None, Mtp };
+
 struct EngineOptions {
     /// How it computes. Without: as the run did; of a Hugging Face folder f32 where that is f32,
     /// else bf16.
@@ -73,6 +77,13 @@ struct EngineOptions {
     /// of its experts go on without it, and AnswerPart::degraded says so. false: they fail. Experts
     /// of which another rank has a replica are not missed; with `exact` not a bit changes then.
     bool allow_degraded = false;
+    /// With drafts, a step computes the last token of each answer and the token that is expected
+    /// behind it. That one is accepted where it is what is drawn in its place: answers are drawn as
+    /// without drafts, and with `exact` they are the same, whatever the drafts are. Steps with
+    /// drafts are not started ahead (overlap_steps).
+    DraftKind draft = DraftKind::None;
+    /// For measurements, as SchedulerConfig::forced_acceptance: answers are of no use.
+    std::optional<double> forced_acceptance{};
     /// Gives answers as text and finds stop strings; must outlive the engine. Null: tokens alone.
     const Tokenizer* tokenizer = nullptr;
     std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout; ///< of every wait
@@ -107,6 +118,7 @@ struct EngineCounters {
     std::uint64_t vain_tokens = 0;      ///< rows of requests that had ended when they were computed
     std::uint64_t generated_tokens = 0; ///< that were drawn
     std::uint64_t preemptions = 0;
+    std::uint64_t drafted = 0, accepted = 0; ///< drafts that were checked, and of them accepted
     /// Of the sizes that steps have had; two of a size where steps of it overlap.
     std::uint64_t recordings = 0;
 };
@@ -119,7 +131,7 @@ public:
     /// so is step(), and so is the destructor.
     Engine(const DeviceOptions& device, const std::filesystem::path& checkpoint,
            const EngineOptions& options);
-    /// Random weights of that shape, for measurements.
+    /// Random weights of that shape, for measurements; with an MTP module where there are drafts.
     Engine(const DeviceOptions& device, const ModelConfig& model, std::uint64_t seed,
            const EngineOptions& options);
     ~Engine();

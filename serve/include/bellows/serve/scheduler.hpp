@@ -38,6 +38,9 @@ struct SchedulerConfig {
     /// the budget.
     std::uint64_t prefill_beside = 0;
     bool prefix_reuse = true;
+    /// For measurements: whether a draft is accepted does not depend on what is drawn in its place,
+    /// but on its position alone, and this share of them is.
+    std::optional<double> forced_acceptance{};
 };
 
 /// One request in a step.
@@ -58,6 +61,14 @@ struct StepSequence {
     /// Whether the next token is drawn from the last row's logits. Its position is
     /// position + tokens.size().
     bool samples = false;
+    /// So many of the last `tokens` are drafts, guesses of what will be drawn: where there are any,
+    /// a token is drawn from the logits of each of them, too, and of the row before the first.
+    std::uint64_t drafts = 0;
+    /// Of one that does not sample: the token behind the last of `tokens`.
+    std::uint32_t next = 0;
+
+    /// Rows, the last ones, whose next tokens are drawn.
+    std::uint64_t num_sampled() const noexcept { return samples ? 1 + drafts : 0; }
 };
 
 /// What one step computes. Owns all that its sequences show, so it stays as it is while the
@@ -73,7 +84,7 @@ public:
     const std::vector<StepSequence>& sequences() const noexcept { return sequences_; }
     std::uint64_t num_tokens() const noexcept { return tokens_.size(); } ///< rows
     std::uint64_t num_single() const noexcept { return num_single_; }    ///< sequences of one token
-    std::uint64_t num_sampling() const noexcept { return num_sampling_; }
+    std::uint64_t num_sampling() const noexcept { return num_sampling_; } ///< tokens to be drawn
     bool empty() const noexcept { return sequences_.empty(); }
     /// All tokens, [num_tokens()], in the order of the rows.
     std::span<const std::uint32_t> tokens() const noexcept { return tokens_; }
@@ -95,12 +106,15 @@ struct RequestUsage {
     std::uint64_t cached = 0;      ///< tokens of the prompt that the cache had when it began to run
     std::uint64_t answer = 0;      ///< tokens, an end token included
     std::uint64_t preemptions = 0; ///< how often it was computed anew
+    std::uint64_t drafted = 0;     ///< drafts that were checked
+    std::uint64_t accepted = 0;    ///< of them, those that are part of the answer
 };
 
 /// What a step gave a request.
 struct StepResult {
     RequestId id = 0;
     std::uint32_t token = 0; ///< the next of its answer; of Failed ops::kNoToken
+    std::size_t draw = 0;    ///< it is the so-manyth that the step has drawn
     /// Not None: the scheduler has forgotten the request.
     FinishReason reason = FinishReason::None;
     RequestUsage usage;
@@ -133,13 +147,17 @@ public:
     /// request that ends for what that token is, the row is computed in vain. Preempts nobody.
     /// Empty if there is nothing to do, blocks lack, or a request's draw depends on the token that
     /// is not known yet (penalties). Throws Error{InvalidArgument} if not one step is being
-    /// computed.
+    /// computed, or if requests have drafts.
     Step ahead();
-    /// The step is computed. sampled: a token for each sequence that samples, in their order;
-    /// ops::kNoToken fails its request. Gives a result for each of them that was not ended in the
-    /// meantime. Throws Error{InvalidArgument} if this is not the first of the steps that are being
-    /// computed, or sampled has another length.
-    std::vector<StepResult> finish(const Step& step, std::span<const std::uint32_t> sampled);
+    /// The step is computed. sampled: the tokens that were drawn, in the order of the rows;
+    /// ops::kNoToken fails its request. drafts: for each of them a guess of the token behind it, or
+    /// none at all; those behind the last accepted tokens are checked by the next step. A draft is
+    /// accepted where it is the token that was drawn in its place; what was drawn behind one that
+    /// is not is forgotten. Gives a result for each token that an answer gets, of requests that
+    /// were not ended in the meantime. Throws Error{InvalidArgument} if this is not the first of
+    /// the steps that are being computed, or sampled or drafts have another length.
+    std::vector<StepResult> finish(const Step& step, std::span<const std::uint32_t> sampled,
+                                   std::span<const std::uint32_t> drafts = {});
     /// The step could not be computed: its requests end as Failed, and nothing of it is reused. A
     /// step that ahead() made behind it cannot be right either: fail that one, too.
     std::vector<StepResult> fail(const Step& step);
@@ -172,6 +190,7 @@ private:
     struct Part {
         Sequence* sequence;
         std::uint64_t tokens;
+        std::uint64_t drafts = 0; ///< behind them
     };
 
     Sequence& known(RequestId id) const;
@@ -182,7 +201,12 @@ private:
     bool admit_first(std::uint64_t promised);
     void preempt_last(Step& step);
     void stop_running(Sequence& sequence);
+    std::uint64_t drafts_of(const Sequence& sequence, std::uint64_t most) const;
     static void lay_out(Step& step, std::vector<Part>& parts);
+    bool accepts(const StepSequence& part, std::uint64_t draft, std::uint32_t drawn) const;
+    std::uint64_t take_drawn(const StepSequence& part, Sequence& sequence,
+                             std::span<const std::uint32_t> drawn, std::size_t first,
+                             std::vector<StepResult>& results);
     Sequence& leave(const StepSequence& part);
     void require_current(const Step& step) const;
     void advance(Sequence& sequence, std::uint64_t tokens);
