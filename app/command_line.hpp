@@ -44,6 +44,7 @@ struct GenerateFlags {
          allow_degraded = false;
     std::vector<std::string> data{}, stop{};
     std::optional<std::string> device{}, precision{}, tokenizer{}, cache_type{};
+    std::optional<std::filesystem::path> placement{};
     std::optional<std::uint64_t> tokens{}, context{}, seed{}, top_k{}, ranks{};
     std::optional<double> temperature{}, top_p{}, min_p{}, repetition_penalty{}, presence_penalty{},
         frequency_penalty{};

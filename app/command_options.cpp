@@ -13,6 +13,7 @@
 #include <bellows/base/error.hpp>
 #include <bellows/base/files.hpp>
 #include <bellows/base/memory_sizes.hpp>
+#include <bellows/checkpoint/expert_tables.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/model/cached_layer.hpp>
 #include <bellows/shape/parameters.hpp>
@@ -190,6 +191,10 @@ GenerateOptions resolve_generate(const GenerateFlags& flags) {
                                                     std::to_string(options.ranks));
     if (options.allow_degraded && options.ranks == 1)
         throw Error(ErrorCode::InvalidArgument, "--allow-degraded goes with --ranks");
+    if (flags.placement && options.ranks == 1)
+        throw Error(ErrorCode::InvalidArgument, "--placement goes with --ranks");
+    if (flags.placement)
+        options.placement = read_expert_tables(*flags.placement);
     if (!options.system.empty() && !options.chat)
         throw Error(ErrorCode::InvalidArgument, "--system goes with --chat");
     return options;

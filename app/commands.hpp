@@ -55,10 +55,11 @@ struct GenerateOptions {
     std::uint64_t context = 0; ///< tokens of prompt and answer that the model sees; 0: as needed
     std::optional<DType> cache_type{};
     bool exact = false;
-    std::uint64_t ranks = 1;             ///< that share the prompts and the experts
-    bool allow_degraded = false;         ///< a lost rank does not end the others
-    bool json = false;                   ///< an object in a line for each prompt
-    bool show_times = false;             ///< in a chat, after each answer
+    std::uint64_t ranks = 1;                            ///< that share the prompts and the experts
+    std::vector<std::vector<std::int32_t>> placement{}; ///< EngineOptions::placement
+    bool allow_degraded = false;                        ///< a lost rank does not end the others
+    bool json = false;                                  ///< an object in a line for each prompt
+    bool show_times = false;                            ///< in a chat, after each answer
     std::vector<std::string> known_text; ///< say how many of the words stand there; empty: do not
 };
 

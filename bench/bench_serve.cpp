@@ -12,8 +12,10 @@
 #include <bellows/base/files.hpp>
 #include <bellows/base/memory_sizes.hpp>
 #include <bellows/base/rounding.hpp>
+#include <bellows/checkpoint/expert_tables.hpp>
 #include <bellows/engine/device_choice.hpp>
 #include <bellows/serve/engine.hpp>
+#include <bellows/shape/eplb.hpp>
 #include <bellows/train/train_config.hpp>
 
 #include <nlohmann/json.hpp>
@@ -54,6 +56,8 @@ A prompt's tokens are random, and no two prompts begin alike.
   --budget N           tokens of a step (default 2048)
   --ranks N            ranks that share the experts, each with the rows' sequences (default 1); --device may be a list
   --exchange-tokens N  of a rank that travel to the experts at once (default 256)
+  --placement FILE     which expert each slot of the ranks holds, as `bellows plan experts --distinct --json` prints it
+  --slots N            of all ranks, more than experts: replicas placed for even loads; with random weights
   --kernels            also shows each kernel's time in a prompt or a step, by timestamps, which cost some time; with --one-by-one
 
 ms          of the whole prompt, or of a step that writes a token of each sequence; of gap rows the median of all steps, and
@@ -126,6 +130,7 @@ Row parse_row(const std::string& name) {
 struct Options {
     CommonOptions common;
     std::string config;
+    std::uint64_t slots = 0;
     std::optional<std::string> checkpoint;
     std::vector<Row> rows;
     EngineOptions engine;
@@ -382,6 +387,11 @@ void take_options(Arguments& arguments, bool cpu, Options& options) {
     options.engine.overlap_steps = !arguments.flag("--one-by-one") && !options.kernels;
     options.engine.token_budget = arguments.number("--budget", 2048, 1, 1 << 20);
     options.engine.exchange_tokens = arguments.number("--exchange-tokens", 256, 1, 1 << 20);
+    if (const auto file = arguments.value("--placement"))
+        options.engine.placement = read_expert_tables(*file);
+    options.slots = arguments.number("--slots", 0, 1, kMostExpertSlots);
+    if (options.slots > 0 && (options.checkpoint || !options.engine.placement.empty()))
+        refuse("--slots is for random weights, without --placement");
     std::uint64_t tokens = 0;
     for (const Row& row : options.rows) {
         constexpr std::uint64_t kLate = 64; // tokens that the first write beside the last prompts
@@ -408,7 +418,16 @@ std::unique_ptr<Engine> make_engine(const Options& options, const World& world) 
         return std::make_unique<Engine>(device, *options.checkpoint, options.engine);
     ModelConfig model = load_run_config(options.config).model;
     model.max_context = 0; // random weights know no context
-    return std::make_unique<Engine>(device, model, 1, options.engine);
+    EngineOptions engine = options.engine;
+    if (options.slots > 0) {
+        const std::vector<double> even(model.routed_experts, 1.0);
+        const EplbOptions eplb{.ranks = static_cast<std::uint64_t>(world.size()),
+                               .replicas = options.slots,
+                               .distinct = true};
+        engine.placement.assign(model.moe_layers(),
+                                rebalance_experts(even, eplb).placement.expert_of_slot);
+    }
+    return std::make_unique<Engine>(device, model, 1, engine);
 }
 
 /// On each rank.

@@ -178,6 +178,7 @@ std::unique_ptr<Engine> open_engine(const GenerateOptions& options, const Tokeni
     engine.exact = options.exact;
     engine.tokenizer = &tokenizer;
     engine.world = world;
+    engine.placement = options.placement;
     engine.allow_degraded = options.allow_degraded;
     if (options.folder_bytes > 0 && (world == nullptr || world->rank() == 0))
         engine.on_progress = ReadingProgress(progress, options.folder_bytes);

@@ -237,9 +237,13 @@ void add_generate(CLI::App& app, GenerateFlags& flags) {
         app, "--ranks", flags.ranks,
         "processes that share the prompts and the model's experts (default 1); --device may be "
         "a list, one for each in turn");
+    app.add_option("--placement", flags.placement,
+                   "which expert each slot of these processes holds, as `bellows plan experts "
+                   "--distinct --json` prints it (default: each expert once)")
+        ->type_name("FILE");
     app.add_flag("--allow-degraded", flags.allow_degraded,
-                 "where a rank is lost, go on without its experts and say which texts lack them; "
-                 "else all ends");
+                 "where a rank is lost, go on without experts that no other has, and say which "
+                 "texts lack them; else all ends");
     app.footer(kGenerateHelp);
 }
 

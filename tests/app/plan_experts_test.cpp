@@ -5,6 +5,7 @@
 #include "support/temporary_folder.hpp"
 
 #include <bellows/base/error.hpp>
+#include <bellows/checkpoint/expert_tables.hpp>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -139,6 +140,26 @@ TEST(ExpertPlan, TextShowsBeforeAndAfter) {
     options.loads = {{0, 0, 0}};
     options.eplb = {1, 1, 2, 4, true};
     expect("\n    0        1        1   0: 0.0 % x2, 1: 0.0 % x1, 2: 0.0 % x1\n");
+}
+
+TEST(ExpertPlan, IsReadBackAsTables) {
+    ExpertPlanOptions options;
+    options.loads = {{90, 40, 5, 5, 5}, {5, 5, 5, 40, 90}};
+    options.eplb = {1, 1, 2, 8, true};
+    const auto tables = parse_expert_tables(expert_plan_json(options), "plan.json");
+    ASSERT_EQ(tables.size(), 2u);
+    for (std::size_t layer = 0; layer < 2; ++layer)
+        EXPECT_EQ(tables[layer],
+                  rebalance_experts(options.loads[layer], options.eplb).placement.expert_of_slot);
+    const auto refused = [](const std::string& text, const std::string& part) {
+        EXPECT_BELLOWS_ERROR(parse_expert_tables(text, "plan.json"), InvalidArgument, part);
+    };
+    refused("{}", "has no key \"physical_to_logical\"");
+    refused(R"({"physical_to_logical": 3})", "physical_to_logical is number");
+    refused(R"({"physical_to_logical": [[0], 1]})", "physical_to_logical[1] is number");
+    for (const char* expert : {"-2", "65536", "1.5", "18446744073709551615"})
+        refused(R"({"physical_to_logical": [[0, )" + std::string(expert) + "]]}",
+                "physical_to_logical[0][1] is " + std::string(expert));
 }
 
 TEST(ExpertPlan, FlagsAreChecked) {

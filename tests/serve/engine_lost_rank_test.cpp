@@ -6,6 +6,7 @@
 #include "support/hf_reference.hpp"
 #include "support/test_device.hpp"
 
+#include <bellows/checkpoint/hf_folder.hpp>
 #include <bellows/serve/engine.hpp>
 
 #include <csignal>
@@ -22,6 +23,28 @@ using testing::hf_model;
 constexpr int kRanks = 4, kCulprit = 1;
 constexpr int kStepsBefore = 6; ///< that all ranks compute together
 constexpr std::uint64_t kTokens = 20;
+
+/// Two slots for each expert's share of a rank: what is a rank's in plain order stands on the next
+/// one, too, but for the culprit's first expert of each layer where `lacks` says so. By layers in
+/// another order.
+std::vector<std::vector<std::int32_t>> placement_of_test(const ModelConfig& model, bool lacks) {
+    const std::uint64_t experts = model.routed_experts, share = experts / kRanks;
+    std::vector<std::vector<std::int32_t>> tables;
+    for (std::uint64_t layer = 0; layer < model.moe_layers(); ++layer)
+        for (std::uint64_t rank = 0; rank < kRanks; ++rank)
+            for (std::uint64_t slot = 0; slot < 2 * share; ++slot) {
+                const std::uint64_t of = (rank + kRanks - slot / share) % kRanks;
+                const bool absent =
+                    lacks && of == kCulprit && rank != kCulprit && slot % share == 0;
+                if (rank + slot == 0)
+                    tables.emplace_back();
+                tables.back().push_back(
+                    absent
+                        ? -1
+                        : static_cast<std::int32_t>((of * share + slot % share + layer) % experts));
+            }
+    return tables;
+}
 
 EngineOptions options_of_test() {
     EngineOptions options;
@@ -69,6 +92,9 @@ int serve(const std::string& model, const std::string& what, const std::string& 
     EngineOptions options = options_of_test();
     options.world = &world;
     options.allow_degraded = what == "degrade";
+    if (what == "replicas" || what == "some replicas")
+        options.placement =
+            placement_of_test(HfFolder(hf_model(model)).config().model, what == "some replicas");
     Engine engine(testing::test_options(), hf_model(model), options);
     std::vector<RequestId> ids;
     // Once after the loss, too: a rank that is gone serves nobody.
@@ -159,6 +185,26 @@ TEST_F(LosingARank, GoesOnDegradedAndSaysSo) {
         EXPECT_EQ(a.given.tokens.size(), kTokens);
         EXPECT_LT(a.whole, kTokens);
     });
+}
+
+TEST_F(LosingARank, LosesNothingThatOthersHaveReplicasOf) {
+    run_test("v3", "replicas", [](const Answer& a, const Finished& expected) {
+        EXPECT_EQ(a.given.reason, FinishReason::Length);
+        EXPECT_EQ(a.whole, kTokens);
+        EXPECT_EQ(a.given.tokens, expected.tokens);
+    });
+}
+
+TEST_F(LosingARank, FailsWhatNeedsExpertsWithoutReplicas) {
+    std::size_t failed = 0;
+    run_test("v3", "some replicas", [&](const Answer& a, const Finished& expected) {
+        failed += a.given.reason == FinishReason::Failed ? 1 : 0;
+        if (a.given.reason == FinishReason::Failed)
+            EXPECT_EQ(a.given.tokens.size(), a.whole);
+        else
+            EXPECT_EQ(a.given.tokens, expected.tokens);
+    });
+    EXPECT_GT(failed, 0u);
 }
 
 TEST_F(LosingARank, TouchesNothingOfModelsWithoutExperts) {

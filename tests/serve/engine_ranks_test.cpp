@@ -6,9 +6,12 @@
 #include "support/mpi_test.hpp"
 #include "support/test_device.hpp"
 
+#include <bellows/checkpoint/hf_folder.hpp>
 #include <bellows/serve/engine.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -76,6 +79,116 @@ TEST_P(EngineRanks, GiveTheBitsOfOneRank) {
 INSTANTIATE_TEST_SUITE_P(Some, EngineRanks,
                          ::testing::Values("v2-lite", "v3", "qwen3-moe", "llama"),
                          testing::hf_model_name);
+
+/// Of each layer another permutation of the experts over the ranks, and replicas in two more slots
+/// of each rank, where it lacks experts: else these are free.
+std::vector<std::vector<std::int32_t>> some_placement(const ModelConfig& model, int ranks) {
+    const auto experts = static_cast<std::int32_t>(model.routed_experts);
+    const std::int32_t slots = (experts + ranks - 1) / ranks + 2;
+    std::vector<std::vector<std::int32_t>> tables;
+    for (std::uint64_t layer = 0; layer < model.moe_layers(); ++layer) {
+        std::vector<std::int32_t>& table = tables.emplace_back(ranks * slots, -1);
+        const auto expert_of = [&](std::int32_t i) {
+            return (5 * i + 3 * static_cast<std::int32_t>(layer)) % experts;
+        };
+        for (std::int32_t i = 0; i < experts; ++i)
+            table[static_cast<std::size_t>(i % ranks * slots + i / ranks)] = expert_of(i);
+        for (std::int32_t rank = 0; rank < ranks; ++rank) {
+            const auto own = std::span(table).subspan(static_cast<std::size_t>(rank * slots),
+                                                      static_cast<std::size_t>(slots));
+            for (std::int32_t i = rank + 1; i < experts; ++i)
+                if (const auto place = std::ranges::find(own, -1);
+                    place != own.end() && std::ranges::find(own, expert_of(i)) == own.end())
+                    *place = expert_of(i);
+        }
+    }
+    return tables;
+}
+
+// Codes of a folder, and random weights: a replica has those of its expert.
+TEST(EngineRanks, GiveTheBitsOfOneRankInAnyPlacement) {
+    struct Case {
+        Precision precision;
+        const char* model; ///< null: random weights
+    };
+    for (const Case& c : {Case{Precision::FP8, "v3-fp8"}, Case{Precision::F32, nullptr}}) {
+        SCOPED_TRACE(c.model == nullptr ? "random" : c.model);
+        EngineOptions options = small(c.precision);
+        ModelConfig shape = HfFolder(hf_model(c.model == nullptr ? "v3" : c.model)).config().model;
+        if (c.model == nullptr)
+            shape.layers = shape.dense_layers + 3;
+        const auto make = [&] {
+            return c.model == nullptr ? Engine(testing::test_options(), shape, 3, options)
+                                      : Engine(testing::test_options(), hf_model(c.model), options);
+        };
+        Engine alone = make();
+        options.world = &world();
+        options.exchange_tokens = 24;
+        options.placement = some_placement(shape, world().size());
+        Engine shared = make();
+        std::vector<Request> some = some_requests(shape.vocabulary);
+        some.erase(some.begin() + 1, some.end() - 3);
+        const std::vector<Request> mine = share(some, world().rank(), world().size());
+        const std::vector<Finished> expected = run(alone, mine);
+        const bool same = run(shared, mine) == expected;
+        ALL_RANKS_TRUE(same);
+        if (c.precision != Precision::F32)
+            continue;
+        // Sums in the order of ranks round otherwise.
+        options.exact = false;
+        Engine rounding = make();
+        const std::vector<Finished> near = run(rounding, mine);
+        bool close = true;
+        for (std::size_t i = 0; i < mine.size(); ++i)
+            close = close && near[i].tokens.front() == expected[i].tokens.front() &&
+                    std::abs(near[i].log_probs.front() - expected[i].log_probs.front()) < 1e-3f;
+        ALL_RANKS_TRUE(close);
+    }
+}
+
+TEST(EngineRanks, RefusePlacementsThatCannotBe) {
+    ModelConfig model = HfFolder(hf_model("v3")).config().model;
+    model.layers = model.dense_layers + 2;
+    const int ranks = world().size();
+    const auto message_of = [&](const EngineOptions& options) {
+        try {
+            const Engine engine(testing::test_options(), model, 1, options);
+        } catch (const Error& error) {
+            return error.message();
+        }
+        return std::string();
+    };
+    EngineOptions good = small(Precision::F32);
+    good.placement = some_placement(model, ranks);
+    EXPECT_NE(message_of(good).find("set EngineOptions::world"), std::string::npos);
+    good.world = &world();
+    const auto refused = [&](const char* why, const auto& spoil) {
+        EngineOptions bad = good;
+        spoil(bad.placement);
+        const std::string message = message_of(bad);
+        EXPECT_NE(message.find(why), std::string::npos) << message;
+    };
+    refused("layers with experts", [](auto& tables) { tables.push_back(tables[0]); });
+    refused("table 1 has", [](auto& tables) { tables[1].pop_back(); });
+    refused("table 1 of placement of experts: expert 2 has no slot",
+            [](auto& tables) { std::ranges::replace(tables[1], 2, -1); });
+    refused("twice", [&](auto& tables) {
+        const std::size_t of_last =
+            tables[0].size() - tables[0].size() / static_cast<std::size_t>(ranks);
+        tables[0].back() = tables[0][of_last];
+    });
+    if (ranks == 1)
+        return;
+    refused("do not divide", [](auto& tables) {
+        for (auto& table : tables)
+            table.push_back(-1);
+    });
+    // The last rank has another table.
+    if (world().rank() + 1 == ranks)
+        std::swap(good.placement[0][0], good.placement[0][1]);
+    const std::string message = message_of(good);
+    EXPECT_NE(message.find("must have the same model and options"), std::string::npos) << message;
+}
 
 TEST(EngineRanks, SayWhoHasOtherOptions) {
     if (world().size() == 1)

@@ -84,6 +84,20 @@ TEST(ExpertPlacement, SaysWhatAnExchangeCannotUse) {
               std::string::npos);
 }
 
+TEST(ExpertPlacement, ComesFromTablesOfLayers) {
+    const std::vector<Table> tables = {{0, 1, 2, 0}, {2, 1, 0, -1}};
+    const auto of = [](const std::vector<Table>& some) {
+        return refusal([&] { (void)placements_of_tables(some, 3, 2); });
+    };
+    EXPECT_EQ(placements_of_tables(tables, 3, 2)[1], (ExpertPlacement{3, 2, 2, tables[1]}));
+    EXPECT_NE(of({{0, 1, 2}}).find("table 0 has 3 slots, which 2 ranks do not divide"),
+              std::string::npos);
+    EXPECT_NE(of({tables[0], {0, 1, 2, 0, 1, 2}}).find("table 1 has 6 slots, table 0 has 4"),
+              std::string::npos);
+    EXPECT_NE(of({tables[0], {0, 0, 1, 2}}).find("table 1 of placement of experts: rank 0 holds"),
+              std::string::npos);
+}
+
 TEST(ExpertPlacement, ReplicasShareTheirLoad) {
     const ExpertPlacement placement{3, 3, 2, {0, 1, 2, 0, 0, -1}};
     EXPECT_EQ(slots_of_expert(placement, 0), (std::vector<std::uint64_t>{0, 3, 4}));
