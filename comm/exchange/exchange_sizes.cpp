@@ -181,7 +181,8 @@ void check_subtrees(const ExchangeConfig& c, std::uint64_t owners, const char* o
                     std::string(owner) + " " + std::to_string(at) + " of " +
                     std::to_string(owners) + " has " + std::to_string(first) + " to " +
                     std::to_string(end) + " (exclusive) of " + std::to_string(c.num_experts) +
-                    ": choose another number of ranks or experts, or sums = Ranked");
+                    ": choose another number of ranks or experts, or sums = Ranked or, in low "
+                    "latency, ExactPerChoice, as engines with a placement do");
     }
 }
 
