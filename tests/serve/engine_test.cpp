@@ -24,26 +24,8 @@ using testing::HfReference;
 using testing::small;
 using testing::some_requests;
 
-/// Steps until all have ended.
 std::vector<Finished> run(Engine& engine, const std::vector<Request>& requests) {
-    std::vector<RequestId> ids;
-    for (const Request& request : requests)
-        ids.push_back(engine.submit(request));
-    std::vector<Finished> all(ids.size());
-    std::size_t left = ids.size();
-    for (int step = 0; left > 0; ++step) {
-        EXPECT_LT(step, 10000);
-        EXPECT_TRUE(engine.step());
-        for (std::size_t i = 0; i < ids.size(); ++i) {
-            if (all[i].reason != FinishReason::None)
-                continue;
-            all[i].add(engine.poll(ids[i]));
-            left -= all[i].reason != FinishReason::None ? 1 : 0;
-        }
-    }
-    EXPECT_FALSE(engine.step());
-    EXPECT_EQ(engine.counters().blocks.used, 0u);
-    return all;
+    return testing::run_all(engine, requests);
 }
 
 class EngineOf : public ::testing::TestWithParam<std::string> {};

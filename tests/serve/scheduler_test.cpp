@@ -487,13 +487,85 @@ TEST(Scheduler, MakesNoStepAheadThatNeedsATokenOrBlocksThatThereAreNot) {
     finish(scheduler, step);
 }
 
+TEST(Scheduler, ChecksDraftsBehindTheLastToken) {
+    Scheduler scheduler(kSmall);
+    scheduler.submit(1, request(10, 5));
+    Step step = scheduler.next();
+    EXPECT_EQ(describe(step), "1:0+10*");
+    (void)scheduler.finish(step, Tokens{20}, Tokens{21});
+
+    step = scheduler.next();
+    EXPECT_EQ(describe(step), "1:10+2*");
+    EXPECT_EQ(step.sequences()[0].drafts, 1u);
+    EXPECT_EQ(step.num_sampling(), 2u);
+    EXPECT_EQ(Tokens(step.tokens().begin(), step.tokens().end()), (Tokens{20, 21}));
+    EXPECT_BELLOWS_ERROR(scheduler.finish(step, Tokens{21, 22}, Tokens{1}), InvalidArgument,
+                         "2 tokens, and 1 drafts came");
+    auto results = scheduler.finish(step, Tokens{21, 22}, Tokens{90, 23}); // accepted
+    scheduler.check();
+    ASSERT_EQ(results.size(), 2u);
+    EXPECT_EQ(results[0].token, 21u);
+    EXPECT_EQ(results[1].token, 22u);
+    EXPECT_EQ(results[1].draw, 1u);
+    EXPECT_EQ(results[1].usage.accepted, 1u);
+
+    step = scheduler.next();
+    EXPECT_EQ(describe(step), "1:12+2*");
+    EXPECT_EQ(step.tokens()[1], 23u) << "the draft of the last row that counts";
+    results = scheduler.finish(step, Tokens{33, 34}, Tokens{91, 92}); // not accepted
+    scheduler.check();
+    ASSERT_EQ(results.size(), 1u);
+    EXPECT_EQ(results[0].token, 33u);
+    EXPECT_EQ(results[0].usage.drafted, 2u);
+
+    step = scheduler.next(); // the fifth token is the last: there is no room for two
+    EXPECT_EQ(describe(step), "1:13+1*") << "what was computed of the draft is written again";
+    results = scheduler.finish(step, Tokens{35}, Tokens{93});
+    EXPECT_EQ(results.at(0).reason, FinishReason::Length);
+    EXPECT_TRUE(scheduler.idle());
+}
+
+TEST(Scheduler, DraftsEndWithTheAnswerAndGiveWayToOthers) {
+    Scheduler scheduler(kSmall);
+    Request asked = request(63, 50);
+    asked.end_tokens = {7};
+    scheduler.submit(1, asked);
+    (void)scheduler.finish(scheduler.next(), Tokens{1}, Tokens{2});
+    EXPECT_BELLOWS_ERROR(
+        [&] {
+            const Step step = scheduler.next();
+            EXPECT_EQ(describe(step), "1:63+2*");
+            try {
+                (void)scheduler.ahead();
+            } catch (...) {
+                (void)scheduler.finish(step, Tokens{2, 3}, Tokens{4, 7});
+                throw;
+            }
+        }(),
+        InvalidArgument, "depends on which drafts are accepted");
+    const auto results = scheduler.finish(scheduler.next(), Tokens{7, 5}, Tokens{8, 9});
+    ASSERT_EQ(results.size(), 1u) << "nothing comes behind an end token";
+    EXPECT_EQ(results[0].reason, FinishReason::EndToken);
+
+    SchedulerConfig narrow = kSmall;
+    narrow.token_budget = 3;
+    Scheduler two(narrow);
+    two.submit(1, request(1, 9));
+    two.submit(2, request(1, 9));
+    (void)two.finish(two.next(), Tokens{1, 1}, Tokens{2, 2});
+    const Step step = two.next();
+    EXPECT_EQ(describe(step), "1:1+2* 2:1+1*") << "a budget of three tokens has no room for two";
+    (void)two.finish(step, Tokens{2, 3, 4}, Tokens{5, 6, 7});
+    two.check();
+}
+
 TEST(Scheduler, StepsComeInTurn) {
     Scheduler scheduler(kSmall);
     scheduler.submit(1, request(10, 50));
     const Step first = scheduler.next();
     EXPECT_BELLOWS_ERROR(scheduler.next(), InvalidArgument, "step 1 is neither finished");
     EXPECT_BELLOWS_ERROR(scheduler.finish(first, {}), InvalidArgument,
-                         "1 sequences that sample, and 0 tokens came");
+                         "1 tokens to draw, and 0 tokens came");
     finish(scheduler, first);
     EXPECT_BELLOWS_ERROR(finish(scheduler, first), InvalidArgument, "step 1 is not the one");
     EXPECT_BELLOWS_ERROR(scheduler.fail(first), InvalidArgument, "step 1 is not the one");

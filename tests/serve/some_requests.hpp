@@ -6,6 +6,8 @@
 
 #include <bellows/serve/engine.hpp>
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -67,6 +69,28 @@ inline std::vector<Request> some_requests(std::uint64_t vocabulary) {
         request.sampling.frequency_penalty = length == 63 ? 0.5 : 0;
         all.push_back(request);
     }
+    return all;
+}
+
+/// Steps until all have ended.
+inline std::vector<Finished> run_all(Engine& engine, const std::vector<Request>& requests) {
+    std::vector<RequestId> ids;
+    for (const Request& request : requests)
+        ids.push_back(engine.submit(request));
+    std::vector<Finished> all(ids.size());
+    std::size_t left = ids.size();
+    for (int step = 0; left > 0; ++step) {
+        EXPECT_LT(step, 10000);
+        EXPECT_TRUE(engine.step());
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            if (all[i].reason != FinishReason::None)
+                continue;
+            all[i].add(engine.poll(ids[i]));
+            left -= all[i].reason != FinishReason::None ? 1 : 0;
+        }
+    }
+    EXPECT_FALSE(engine.step());
+    EXPECT_EQ(engine.counters().blocks.used, 0u);
     return all;
 }
 
