@@ -16,6 +16,7 @@
 #include <bellows/checkpoint/expert_tables.hpp>
 #include <bellows/comm/launch.hpp>
 #include <bellows/model/cached_layer.hpp>
+#include <bellows/shape/flops.hpp>
 #include <bellows/shape/parameters.hpp>
 #include <bellows/shape/presets.hpp>
 #include <bellows/train/config_overrides.hpp>
@@ -348,6 +349,12 @@ int print_model_info(const InfoFlags& flags) {
     line("embedding and head", count.embedding);
     if (model.moe_layers() > 0)
         line("one routed expert", count.expert);
+    constexpr std::uint64_t kSequence = 4096;
+    const FlopsByPart flops = forward_flops(model, mean_visible_keys(kSequence));
+    std::printf("  %-22s %16s  (training: %s; causal, sequences of %llu tokens)\n",
+                "forward FLOPs a token", format_si(flops.total(), "FLOP").c_str(),
+                format_si(training_flops(flops), "FLOP").c_str(),
+                static_cast<unsigned long long>(kSequence));
     return kExitGood;
 }
 

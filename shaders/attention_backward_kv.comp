@@ -52,7 +52,7 @@ void main() {
     }
 
     uint last_key = min((gl_WorkGroupID.x + 1u) * tile - 1u, last);
-    uint last_query = document_end(sequence * push.seq + last_key) - 1u;
+    uint last_query = min(document_end(sequence * push.seq + last_key) - 1u, last);
     float scale = push.scale * kLog2E;
     uint member = 0u; // of the group
     do {

@@ -9,7 +9,8 @@ uint document_begin(uint token) {
     return by_document != 0u ? push.operands.documents.v[2u * token] : 0u;
 }
 uint document_end(uint token) {
-    return by_document != 0u ? push.operands.documents.v[2u * token + 1u] : push.seq;
+    return by_document != 0u ? min(push.operands.documents.v[2u * token + 1u], push.seq)
+                             : push.seq;
 }
 
 #endif

@@ -19,6 +19,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <numeric>
 #include <span>
@@ -290,11 +291,22 @@ TEST_F(GuardPages, AttentionAndRotation) {
                                             .dk = tensor(act, {tokens, heads, qk}),
                                             .dv = tensor(act, {tokens, heads, value})};
             const BufferView workspace = bytes(ops::attention_dgrad_workspace_bytes(tokens, heads));
+            const TensorView documents = tensor(DType::U32, {tokens, 2}); // of five tokens
+            std::vector<std::uint32_t> ends;
+            for (std::uint64_t token = 0; token < tokens; ++token) {
+                const std::uint64_t begin = token % seq / 5 * 5;
+                ends.push_back(static_cast<std::uint32_t>(begin));
+                ends.push_back(static_cast<std::uint32_t>(std::min(begin + 5, seq)));
+            }
+            device_->upload(documents.buffer, std::as_bytes(std::span(ends)));
             const TensorView table = tensor(DType::F32, {seq, rope / 2, 2});
             const TensorView up = tensor(act, {tokens, heads, qk - rope});
             const TensorView k_rope = tensor(act, {tokens, rope});
             run([&](Recording& r) {
-                const ops::AttentionOptions options{.seq = seq, .scale = 0.125f};
+                ops::AttentionOptions options{.seq = seq, .scale = 0.125f};
+                ops::attention_forward(r, q, k, v, o, lse, options);
+                ops::attention_dgrad(r, o, q, k, v, o, lse, d, options, workspace);
+                options.documents = documents;
                 ops::attention_forward(r, q, k, v, o, lse, options);
                 ops::attention_dgrad(r, o, q, k, v, o, lse, d, options, workspace);
                 ops::rope_forward(r, k_rope, table, k_rope, seq);
