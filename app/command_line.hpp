@@ -43,7 +43,7 @@ struct GenerateFlags {
     bool chat = false, json = false, exact = false, ignore_end = false, times = false,
          allow_degraded = false;
     std::vector<std::string> data{}, stop{};
-    std::optional<std::string> device{}, precision{}, tokenizer{}, cache_type{};
+    std::optional<std::string> device{}, precision{}, tokenizer{}, cache_type{}, draft{};
     std::optional<std::filesystem::path> placement{};
     std::optional<std::uint64_t> tokens{}, context{}, seed{}, top_k{}, ranks{};
     std::optional<double> temperature{}, top_p{}, min_p{}, repetition_penalty{}, presence_penalty{},

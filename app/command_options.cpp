@@ -171,6 +171,8 @@ GenerateOptions resolve_text(const GenerateFlags& flags) {
     text.ignore_end = flags.ignore_end;
     override_with(options.context, flags.context);
     options.exact = flags.exact;
+    if (flags.draft)
+        options.draft = draft_kind(*flags.draft);
     override_with(options.config.train.device, flags.device);
     return options;
 }

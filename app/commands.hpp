@@ -6,6 +6,7 @@
 
 #include <bellows/base/files.hpp>
 #include <bellows/checkpoint/checkpoint.hpp>
+#include <bellows/serve/engine.hpp>
 #include <bellows/serve/request.hpp>
 #include <bellows/text/corpus.hpp>
 #include <bellows/train/train_config.hpp>
@@ -55,6 +56,7 @@ struct GenerateOptions {
     std::uint64_t context = 0; ///< tokens of prompt and answer that the model sees; 0: as needed
     std::optional<DType> cache_type{};
     bool exact = false;
+    DraftKind draft = DraftKind::None;
     std::uint64_t ranks = 1;                            ///< that share the prompts and the experts
     std::vector<std::vector<std::int32_t>> placement{}; ///< EngineOptions::placement
     bool allow_degraded = false;                        ///< a lost rank does not end the others

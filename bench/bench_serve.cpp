@@ -21,6 +21,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -52,6 +53,8 @@ A prompt's tokens are random, and no two prompts begin alike.
   --precision f32|bf16|fp8   (default bf16)
   --cache-type f32|bf16|fp8  (default: as activations)
   --exact              answers have the same bits alone and beside others
+  --draft mtp          a module of multi-token prediction guesses the token behind the next one
+  --accept X           with it: this share of the drafts is accepted, right or wrong; answers are of no use then
   --one-by-one         a step begins when the one before has ended (without EngineOptions::overlap_steps)
   --budget N           tokens of a step (default 2048)
   --ranks N            ranks that share the experts, each with the rows' sequences (default 1); --device may be a list
@@ -91,6 +94,14 @@ std::uint64_t number_of(const std::string& word, std::size_t from) {
     if (word.size() <= from || value == 0 || value > kMost)
         refuse("--rows: \"" + word + "\" is no row");
     return value;
+}
+
+double share_of(const std::string& word) {
+    double share = -1;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), share);
+    if (error != std::errc() || end != word.data() + word.size() || !(share >= 0 && share <= 1))
+        refuse("--accept is a share from 0 to 1, not \"" + word + "\"");
+    return share;
 }
 
 Row parse_row(const std::string& name) {
@@ -241,6 +252,8 @@ AnswerPart Bench::finish(RequestId id) {
 }
 
 void Bench::check() {
+    if (options_.engine.forced_acceptance)
+        return;
     constexpr std::uint64_t kPrompt = 70, kTokens = 8;
     std::vector<std::uint32_t> tokens = text(kPrompt);
     const AnswerPart one_by_one = finish(submit(tokens, kTokens));
@@ -299,6 +312,8 @@ Result Bench::time_prompt(const Row& row) {
 
 Result Bench::time_tokens(const Row& row) {
     std::vector<double> seconds;
+    double written = 0; // tokens of a sequence in all steps that count
+    std::uint64_t counted = 0;
     // The first round of a batch makes recordings, meanwhile a device's clocks fall.
     const bool warms = row.batch > 1;
     const std::uint64_t repeats = warms ? 2 : options_.common.repeats.value_or(3);
@@ -326,11 +341,18 @@ Result Bench::time_tokens(const Row& row) {
             const double time = step();
             const EngineCounters after = engine_.counters();
             const std::uint64_t drawn = after.generated_tokens - before.generated_tokens,
-                                computed = after.computed_tokens - before.computed_tokens;
-            const bool all_write = drawn == row.batch && computed == row.batch;
+                                computed = after.computed_tokens - before.computed_tokens,
+                                drafted = after.drafted - before.drafted,
+                                accepted = after.accepted - before.accepted;
+            const bool drafts = options_.engine.draft != DraftKind::None;
+            const bool all_write = drawn == row.batch + accepted &&
+                                   computed == row.batch + drafted &&
+                                   drafted == (drafts ? row.batch : 0);
             if (row.gaps ? drawn < row.batch || steps.size() == row.tokens : !all_write)
                 continue;
             steps.push_back(time);
+            written += static_cast<double>(drawn) / static_cast<double>(row.batch);
+            ++counted;
             if (options_.kernels)
                 take_kernels(1);
         }
@@ -339,13 +361,15 @@ Result Bench::time_tokens(const Row& row) {
         for (const RequestId id : ids)
             if (const AnswerPart part = engine_.poll(id); part.tokens.size() != tokens)
                 throw Error(ErrorCode::Internal, "an answer has not its tokens");
-        if (steps.size() < row.tokens / 2)
+        if (steps.size() < row.tokens / 4)
             throw Error(ErrorCode::Internal, row.name + ": too few steps wrote all sequences");
         if (!warms || i > 0)
             seconds.insert(seconds.end(), steps.begin() + (warms ? 0 : 4), steps.end());
     }
     const Spread spread = spread_of(seconds);
-    Result result{row.name, spread, ranks_ * static_cast<double>(row.batch) / spread.median, 0, 0};
+    const double of_sequence = row.gaps ? 1 : written / static_cast<double>(counted);
+    Result result{row.name, spread,
+                  ranks_ * static_cast<double>(row.batch) * of_sequence / spread.median, 0, 0};
     if (row.gaps) {
         std::ranges::sort(seconds);
         result.late = seconds[std::min(seconds.size() - 1, seconds.size() * 99 / 100)];
@@ -383,6 +407,9 @@ void take_options(Arguments& arguments, bool cpu, Options& options) {
         options.engine.cache_type = types.at(*type);
     }
     options.engine.exact = arguments.flag("--exact");
+    options.engine.draft = draft_kind(arguments.value("--draft").value_or("none"));
+    if (const auto share = arguments.value("--accept"))
+        options.engine.forced_acceptance = share_of(*share);
     options.kernels = arguments.flag("--kernels"); // of a step that has the device alone
     options.engine.overlap_steps = !arguments.flag("--one-by-one") && !options.kernels;
     options.engine.token_budget = arguments.number("--budget", 2048, 1, 1 << 20);

@@ -126,6 +126,15 @@ std::string common_text(const ModelConfig& model, const ParameterStore& paramete
 
 } // namespace
 
+DraftKind draft_kind(std::string_view text) {
+    if (text == "none")
+        return DraftKind::None;
+    if (text == "mtp")
+        return DraftKind::Mtp;
+    throw Error(ErrorCode::InvalidArgument,
+                "there are no drafts of kind " + in_quotes(text) + "; there are: none, mtp");
+}
+
 struct Engine::Impl {
     struct Asked {
         std::optional<AnswerText> text;
@@ -161,7 +170,7 @@ struct Engine::Impl {
     StepInput input_of(const Step& step);
     void add_sampled(const StepSequence& sequence, std::uint64_t row, StepInput& input);
     void add_next_tokens(const StepSequence& sequence, StepInput& input);
-    void take(const StepResult& result, const StepOutput& output);
+    void take(const DrawnToken& result, const StepOutput& output);
     void take_losses(const Step& step, const StepOutput& output);
     void finish(Asked& asked, FinishReason reason, const RequestUsage& usage);
 
@@ -304,7 +313,7 @@ void Engine::Impl::finish(Asked& a, FinishReason reason, const RequestUsage& usa
     a.news.usage = usage;
 }
 
-void Engine::Impl::take(const StepResult& result, const StepOutput& output) {
+void Engine::Impl::take(const DrawnToken& result, const StepOutput& output) {
     Asked& a = asked.at(result.id);
     if (a.news.reason != FinishReason::None) // a stop string was complete with the token before
         return;
@@ -397,7 +406,7 @@ RequestId Engine::submit(Request request) {
 }
 
 void Engine::Impl::fail(const Step& step) {
-    for (const StepResult& result : scheduler.fail(step))
+    for (const DrawnToken& result : scheduler.fail(step))
         finish(asked.at(result.id), FinishReason::Failed, result.usage);
 }
 
@@ -416,9 +425,9 @@ bool Engine::Impl::take_all(const Step& step, const StepOutput& output) {
     std::uint64_t drawn = 0; // by requests that have not ended
     for (const StepSequence& sequence : step.sequences())
         drawn += scheduler.has(sequence.id) && sequence.samples ? 1 : 0;
-    const std::vector<StepResult> results = scheduler.finish(step, output.tokens, output.drafts);
+    const std::vector<DrawnToken> results = scheduler.finish(step, output.tokens, output.drafts);
     counted.accepted += results.size() - drawn;
-    for (const StepResult& result : results)
+    for (const DrawnToken& result : results)
         take(result, output);
     return vain < step.num_tokens();
 }

@@ -310,7 +310,7 @@ bool Scheduler::accepts(const StepSequence& part, std::uint64_t draft, std::uint
 /// or the end of the answer. Returns how many drafts were accepted.
 std::uint64_t Scheduler::take_drawn(const StepSequence& part, Sequence& sequence,
                                     std::span<const std::uint32_t> drawn, std::size_t first,
-                                    std::vector<StepResult>& results) {
+                                    std::vector<DrawnToken>& results) {
     std::uint64_t accepted = 0;
     sequence.draft.reset();
     sequence.usage.drafted += part.drafts;
@@ -329,7 +329,7 @@ std::uint64_t Scheduler::take_drawn(const StepSequence& part, Sequence& sequence
     return accepted;
 }
 
-std::vector<StepResult> Scheduler::finish(const Step& step, std::span<const std::uint32_t> sampled,
+std::vector<DrawnToken> Scheduler::finish(const Step& step, std::span<const std::uint32_t> sampled,
                                           std::span<const std::uint32_t> drafts) {
     if (sampled.size() != step.num_sampling()) {
         refuse("step " + std::to_string(step.number_) + " has " +
@@ -341,7 +341,7 @@ std::vector<StepResult> Scheduler::finish(const Step& step, std::span<const std:
                std::to_string(sampled.size()) + " tokens, and " + std::to_string(drafts.size()) +
                " drafts came");
     }
-    std::vector<StepResult> results;
+    std::vector<DrawnToken> results;
     if (step.empty()) {
         return results;
     }
@@ -377,8 +377,8 @@ std::vector<StepResult> Scheduler::finish(const Step& step, std::span<const std:
     return results;
 }
 
-std::vector<StepResult> Scheduler::fail(const Step& step) {
-    std::vector<StepResult> results;
+std::vector<DrawnToken> Scheduler::fail(const Step& step) {
+    std::vector<DrawnToken> results;
     if (step.empty()) {
         return results;
     }

@@ -65,6 +65,10 @@ std::string json_line(const std::string& prompt, const Written& written) {
                                    {"finish_reason", to_string(written.reason)},
                                    {"prompt_tokens", written.prompt_tokens},
                                    {"tokens", written.tokens.size()}};
+    if (written.drafted > 0) {
+        line["drafted"] = written.drafted;
+        line["accepted"] = written.accepted;
+    }
     if (written.degraded)
         line["degraded"] = true;
     return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";

@@ -28,9 +28,13 @@ Json to_json(const std::vector<Written>& written, const WritingTimes& times) {
                          {"reason", one.reason},
                          {"degraded", one.degraded},
                          {"prompt", one.prompt_tokens},
-                         {"cached", one.cached_tokens}});
+                         {"cached", one.cached_tokens},
+                         {"drafted", one.drafted},
+                         {"accepted", one.accepted}});
     return {{"texts", texts},
-            {"times", {times.prompt_tokens, times.tokens, times.prompt_seconds, times.seconds}}};
+            {"times",
+             {times.prompt_tokens, times.tokens, times.prompt_seconds, times.seconds, times.drafted,
+              times.accepted}}};
 }
 
 Written written_of(const Json& json) {
@@ -42,6 +46,8 @@ Written written_of(const Json& json) {
     json.at("degraded").get_to(one.degraded);
     json.at("prompt").get_to(one.prompt_tokens);
     json.at("cached").get_to(one.cached_tokens);
+    json.at("drafted").get_to(one.drafted);
+    json.at("accepted").get_to(one.accepted);
     return one;
 }
 
@@ -51,6 +57,8 @@ void add(WritingTimes& all, const Json& times) {
     all.tokens += times.at(1).get<std::uint64_t>();
     all.prompt_seconds = std::max(all.prompt_seconds, times.at(2).get<double>());
     all.seconds = std::max(all.seconds, times.at(3).get<double>());
+    all.drafted += times.at(4).get<std::uint64_t>();
+    all.accepted += times.at(5).get<std::uint64_t>();
 }
 
 /// Returns what a rank has written, or nothing where it is lost.

@@ -27,8 +27,14 @@ std::string rate(std::uint64_t tokens, double seconds) {
 } // namespace
 
 std::string format_times(const WritingTimes& times) {
+    const std::string drafts = times.drafted == 0
+                                   ? ""
+                                   : "; " + std::to_string(times.drafted) + " drafts, " +
+                                         percent(static_cast<double>(times.accepted) /
+                                                 static_cast<double>(times.drafted)) +
+                                         " accepted";
     return "prompt: " + rate(times.prompt_tokens, times.prompt_seconds) +
-           "; text: " + rate(times.tokens, times.seconds);
+           "; text: " + rate(times.tokens, times.seconds) + drafts;
 }
 
 struct Writer::Text {
@@ -70,6 +76,10 @@ void Writer::take(Text& text, const TextOptions& options, std::size_t index,
     const AnswerPart part = engine_.poll(text.id);
     text.written.cached_tokens = std::max(text.written.cached_tokens, part.usage.cached);
     text.written.degraded |= part.degraded;
+    if (part.reason != FinishReason::None) {
+        text.written.drafted += part.usage.drafted;
+        text.written.accepted += part.usage.accepted;
+    }
     const auto show = [&](const std::string& piece) {
         text.written.text += piece;
         if (on_text && !piece.empty())
@@ -114,7 +124,12 @@ std::vector<Written> Writer::write(std::span<const std::vector<std::uint32_t>> p
             break;
         const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
         const EngineCounters now = engine_.counters();
-        const std::uint64_t computed = now.computed_tokens - before.computed_tokens,
+        const std::uint64_t drafted = now.drafted - before.drafted,
+                            accepted = now.accepted - before.accepted;
+        times_.drafted += drafted;
+        times_.accepted += accepted;
+        const std::uint64_t computed =
+                                now.computed_tokens - before.computed_tokens - (drafted - accepted),
                             drawn = now.generated_tokens - before.generated_tokens;
         before = now;
         (computed > drawn ? times_.prompt_seconds : times_.seconds) += seconds;
@@ -176,6 +191,7 @@ std::unique_ptr<Engine> open_engine(const GenerateOptions& options, const Tokeni
     engine.max_context = most > 0 ? std::min(context, most) : context;
     engine.max_sequences = std::clamp<std::uint64_t>(texts, 1, kMostTexts);
     engine.exact = options.exact;
+    engine.draft = options.draft;
     engine.tokenizer = &tokenizer;
     engine.world = world;
     engine.placement = options.placement;

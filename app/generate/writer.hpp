@@ -26,7 +26,8 @@ struct Written {
     FinishReason reason = FinishReason::None;
     bool degraded = false; ///< the rank of experts that it needed was lost
     std::uint64_t prompt_tokens = 0;
-    std::uint64_t cached_tokens = 0; ///< of the prompt that were computed before
+    std::uint64_t cached_tokens = 0;         ///< of the prompt that were computed before
+    std::uint64_t drafted = 0, accepted = 0; ///< drafts that were checked, and of them accepted
 };
 
 /// These are the times of all texts together. The first token of an answer counts as the prompt's.
@@ -35,9 +36,11 @@ struct WritingTimes {
     std::uint64_t tokens = 0;
     double prompt_seconds = 0; ///< of steps that computed tokens of prompts
     double seconds = 0;        ///< of the others
+    std::uint64_t drafted = 0, accepted = 0;
 };
 
-/// "prompt: 12 tokens, 340.1 tokens/s; text: 200 tokens, 92.3 tokens/s".
+/// "prompt: 12 tokens, 340.1 tokens/s; text: 200 tokens, 92.3 tokens/s", with
+/// "; 110 drafts, 81.8 % accepted" behind it where there were any.
 std::string format_times(const WritingTimes& times);
 
 class Writer {

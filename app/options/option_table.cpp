@@ -209,6 +209,11 @@ void add_writing(CLI::App& app, GenerateFlags& flags) {
         ->type_name("f32|bf16|fp8");
     app.add_flag("--exact", flags.exact,
                  "a text has the same bits alone and beside others; takes longer");
+    app.add_option("--draft", flags.draft,
+                   "what guesses the token behind the next one, so that a step may write two: mtp, "
+                   "the model's module of multi-token prediction; the text is written as without "
+                   "(default none)")
+        ->type_name("none|mtp");
     add_device(app, flags.device, "where to run (default: as the run was); list: show the devices");
 }
 

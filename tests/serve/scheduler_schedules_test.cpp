@@ -217,7 +217,7 @@ private:
             for (const StepSequence& it : first.step.sequences()) {
                 met_.in_vain += !scheduler_.has(it.id);
             }
-            for (const StepResult& result : fails ? scheduler_.fail(first.step)
+            for (const DrawnToken& result : fails ? scheduler_.fail(first.step)
                                                   : scheduler_.finish(first.step, first.sampled)) {
                 ASSERT_NO_FATAL_FAILURE(take(result));
             }
@@ -387,7 +387,7 @@ private:
         }
     }
 
-    void take(const StepResult& result) {
+    void take(const DrawnToken& result) {
         ASSERT_FALSE(ended_.contains(result.id)) << "it was ended before";
         const auto it = expected_.find(result.id);
         ASSERT_NE(it, expected_.end());

@@ -38,7 +38,7 @@ std::string describe(const Step& step) {
     return text.str();
 }
 
-std::vector<StepResult> finish(Scheduler& scheduler, const Step& step, std::uint32_t token = 42) {
+std::vector<DrawnToken> finish(Scheduler& scheduler, const Step& step, std::uint32_t token = 42) {
     const auto results = scheduler.finish(step, Tokens(step.num_sampling(), token));
     scheduler.check();
     return results;

@@ -23,6 +23,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace bellows {
@@ -30,6 +31,9 @@ namespace bellows {
 /// What guesses the token behind the next one, so that a step may compute two tokens of an answer.
 /// Mtp: the model's first module of multi-token prediction (MTP).
 enum class DraftKind : std::uint8_t { None, Mtp };
+
+/// "none" or "mtp". Throws Error{InvalidArgument} for another text.
+DraftKind draft_kind(std::string_view text);
 
 struct EngineOptions {
     /// How it computes. Without: as the run did; of a Hugging Face folder f32 where that is f32,

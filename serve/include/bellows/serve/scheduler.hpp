@@ -110,8 +110,8 @@ struct RequestUsage {
     std::uint64_t accepted = 0;    ///< of them, those that are part of the answer
 };
 
-/// What a step gave a request.
-struct StepResult {
+/// A token that a step gave a request.
+struct DrawnToken {
     RequestId id = 0;
     std::uint32_t token = 0; ///< the next of its answer; of Failed ops::kNoToken
     std::size_t draw = 0;    ///< it is the so-manyth that the step has drawn
@@ -156,11 +156,11 @@ public:
     /// is not is forgotten. Gives a result for each token that an answer gets, of requests that
     /// were not ended in the meantime. Throws Error{InvalidArgument} if this is not the first of
     /// the steps that are being computed, or sampled or drafts have another length.
-    std::vector<StepResult> finish(const Step& step, std::span<const std::uint32_t> sampled,
+    std::vector<DrawnToken> finish(const Step& step, std::span<const std::uint32_t> sampled,
                                    std::span<const std::uint32_t> drafts = {});
     /// The step could not be computed: its requests end as Failed, and nothing of it is reused. A
     /// step that ahead() made behind it cannot be right either: fail that one, too.
-    std::vector<StepResult> fail(const Step& step);
+    std::vector<DrawnToken> fail(const Step& step);
 
     /// From now on requests share no blocks, found or new: what is computed is not what it should
     /// be.
@@ -206,7 +206,7 @@ private:
     bool accepts(const StepSequence& part, std::uint64_t draft, std::uint32_t drawn) const;
     std::uint64_t take_drawn(const StepSequence& part, Sequence& sequence,
                              std::span<const std::uint32_t> drawn, std::size_t first,
-                             std::vector<StepResult>& results);
+                             std::vector<DrawnToken>& results);
     Sequence& leave(const StepSequence& part);
     void require_current(const Step& step) const;
     void advance(Sequence& sequence, std::uint64_t tokens);
