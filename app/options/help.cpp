@@ -125,6 +125,10 @@ The configuration has a [model] and a [train] table; `bellows config --dump tiny
 --set changes any of them, other flags go before it, and config.toml in the run's folder says what
 the run used. A run whose estimated memory does not fit is refused.
 
+Keys of [train] without a flag are schedules of the learning rate (lr_schedule, decay_start,
+lr_steps, lr_factors), a batch that grows (batch_start, batch_increment, batch_ramp_steps) and
+attention that stays within documents (document_mask).
+
 Ctrl-C (SIGINT) or SIGTERM ends the step, writes a checkpoint and exits with code 5; a second one
 ends the run at once. Under your own mpirun or srun, SIGUSR1 to any rank does that.
 
