@@ -25,6 +25,7 @@ struct Case {
     bool pipeline; ///< over all ranks; else they are data-parallel
     ScheduleKind kind;
     std::uint64_t batch, micro_batches, start, increment, steps;
+    std::uint64_t modules = 0; ///< of multi-token prediction
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -40,6 +41,7 @@ protected:
     RunConfig ramped() const {
         const Case& c = GetParam();
         RunConfig run = small_run();
+        run.model.mtp_depth = c.modules;
         run.train.batch = c.batch;
         run.train.micro_batches = c.micro_batches;
         run.train.batch_start = c.start;
@@ -87,6 +89,7 @@ TEST_P(BatchRampIn, EveryStepIsThatOfARunOfItsSize) {
         load_checkpoint(Checkpoint::open(before), other, world());
         const StepResult expected = other.step(step, fill_sequence);
         ALL_RANKS_TRUE(result.loss == expected.loss);
+        ALL_RANKS_TRUE(result.mtp_losses == expected.mtp_losses);
         ALL_RANKS_TRUE(std::abs(result.grad_norm - expected.grad_norm) <=
                        1e-6 * expected.grad_norm);
         // A gradient is that of the whole batch's mean times the ratio of the sizes.
@@ -104,7 +107,7 @@ TEST_P(BatchRampIn, EveryStepIsThatOfARunOfItsSize) {
 INSTANTIATE_TEST_SUITE_P(
     Layouts, BatchRampIn,
     ::testing::Values(Case{"data_parallel", false, ScheduleKind::OneFOneB, 8, 4, 2, 2, 3},
-                      Case{"one_f_one_b", true, ScheduleKind::OneFOneB, 8, 8, 2, 6, 1},
+                      Case{"one_f_one_b", true, ScheduleKind::OneFOneB, 8, 8, 2, 6, 1, 1},
                       Case{"dualpipe", true, ScheduleKind::DualPipe, 16, 8, 8, 8, 1}),
     [](const auto& of) { return of.param.name; });
 
