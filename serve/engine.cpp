@@ -212,6 +212,7 @@ Engine::Impl::Impl(const DeviceOptions& device_options, ModelSource from,
     config.most_drawn = options.max_sequences * (options.draft == DraftKind::None ? 1 : 2);
     config.cache = cache_type;
     config.exact = options.exact;
+    config.overlaps = options.overlap_steps;
     config.timeout = options.timeout;
     if (options.tokenizer != nullptr)
         for (std::uint32_t id = 0; id < source.model().vocabulary; ++id)

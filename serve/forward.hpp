@@ -39,6 +39,8 @@ struct ForwardConfig {
     DType cache = DType::BF16;
     /// A row's bits depend on its own sequence alone.
     bool exact = true;
+    /// Steps are handed in while others run, each whole; else in parts.
+    bool overlaps = false;
     std::vector<std::uint32_t> forbidden; ///< tokens that are never drawn
     std::chrono::milliseconds timeout = TimePoint::kDefaultTimeout;
 };
@@ -109,6 +111,7 @@ private:
     std::uint64_t layers_of_answers() const noexcept {
         return experts_.size() - (drafts() && !experts_.empty() ? 1 : 0);
     }
+    std::unique_ptr<Recording> begin_part(const Bucket& bucket, std::uint64_t layer) const;
     TensorView drawn(const Half& half, std::uint64_t count) const;
     void reserve(const Layout& layout, Half& half);
     StepOutput output_of(const StepInput& input, const Step& step, const Half& half) const;
@@ -125,6 +128,7 @@ private:
     ExpertRanks* ranks_;
     bool keep_choices_; ///< ranks may be lost: the host is told which experts rows have chosen
     std::uint64_t table_blocks_, rows_per_item_;
+    std::uint64_t layers_of_part_; ///< of a step on one rank
     RopeTable positions_;
     std::vector<Buffer> caches_;
     std::vector<ops::PagedCache> paged_;

@@ -178,6 +178,12 @@ void Forward::record_layer(std::uint64_t layer, Step& step, Arena::Frame& scratc
     step.parts.push_back({begin("layer after " + std::to_string(layer)), nullptr});
 }
 
+std::unique_ptr<Recording> Forward::begin_part(const Bucket& bucket, std::uint64_t layer) const {
+    return std::make_unique<Recording>(parameters_.device(), QueueRole::Compute,
+                                       "layers from " + std::to_string(layer) + " of " +
+                                           std::to_string(bucket.rows) + " rows");
+}
+
 std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket, Half& half) {
     const Layout at = layout_of(bucket);
     auto step = std::make_unique<Step>(Step{bucket, at, {}, {}, {}, {}, 0});
@@ -210,8 +216,11 @@ std::unique_ptr<Forward::Step> Forward::record(const Bucket& bucket, Half& half)
     step->stream = scratch.tensor(parameters_.activation(), {bucket.rows, config_.hidden});
     ops::embedding_forward(r, input(at.tokens, {bucket.rows}),
                            parameters_.at("model.embed_tokens.weight").compute, step->stream);
-    for (std::uint64_t layer = 0; layer < config_.layers; ++layer)
+    for (std::uint64_t layer = 0; layer < config_.layers; ++layer) {
+        if (ranks_ == nullptr && layer > 0 && layer % layers_of_part_ == 0)
+            step->parts.push_back({begin_part(bucket, layer), nullptr});
         record_layer(layer, *step, scratch, rows, step->stream, half);
+    }
     if (bucket.sampled > 0) {
         Recording& last = *step->parts.back().before;
         last.label("head");
