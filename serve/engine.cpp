@@ -421,11 +421,12 @@ bool Engine::Impl::take_all(const Step& step, const StepOutput& output) {
     counted.computed_tokens += step.num_tokens() - vain;
     counted.vain_tokens += vain;
     take_losses(step, output);
+    std::uint64_t drawn = 0; // by requests that have not ended, without accepted drafts
     for (const StepSequence& sequence : step.sequences())
-        counted.drafted += scheduler.has(sequence.id) ? sequence.drafts : 0;
-    std::uint64_t drawn = 0; // by requests that have not ended
-    for (const StepSequence& sequence : step.sequences())
-        drawn += scheduler.has(sequence.id) && sequence.samples ? 1 : 0;
+        if (sequence.samples && scheduler.has(sequence.id)) {
+            ++drawn;
+            counted.drafted += sequence.drafts;
+        }
     const std::vector<DrawnToken> results = scheduler.finish(step, output.tokens, output.drafts);
     counted.accepted += results.size() - drawn;
     for (const DrawnToken& result : results)

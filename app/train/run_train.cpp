@@ -385,7 +385,8 @@ StepAsks TrainRun::one_step(std::uint64_t step) {
     return result.asked;
 }
 
-/// Of a token, forward: where attention stays within documents it takes what these are long.
+/// Returns the forward operations of a token. Where attention stays within documents, those of the
+/// keys that the step's tokens saw count.
 FlopsByPart TrainRun::flops_of(const StepResult& result) const {
     FlopsByPart flops = forward_flops_;
     if (result.visible_keys)

@@ -12,7 +12,8 @@ namespace bellows {
 
 namespace {
 
-/// Of the steps that have parts, without the first, which also compiles, if there are more.
+/// Returns the shares of the steps that have parts. The first step also compiles, so it is left out
+/// where there are more.
 std::optional<StepParts> part_shares(const std::vector<StepMetrics>& steps) {
     StepParts sum;
     double seconds = 0;

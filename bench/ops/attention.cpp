@@ -135,7 +135,7 @@ std::string check_attention(const OpData& data, const AttentionTensors& a, DType
     return wrong;
 }
 
-/// Of equal lengths, which divide the sequences'.
+/// Returns documents of that length, which divides the length of the sequences.
 TensorView documents_of(OpData& data, const Sizes& s, std::uint64_t length) {
     std::vector<std::uint32_t> ends;
     for (std::uint64_t token = 0; token < s.tokens; ++token) {

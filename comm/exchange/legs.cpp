@@ -51,7 +51,8 @@ struct Shape {
                 return K::Variant::bf16_sums_f32;
         return row_variant<K>(device, bf16);
     }
-    /// Of kernels that sum, at the source or before: results that stand apart are summed there.
+    /// Returns the width of the tree of a kernel that sums, at the source or before it. Results
+    /// that stand apart are summed at the source.
     std::uint32_t tree(const Handle& handle, bool at_source) const {
         return handle.exchange.exact() && (at_source || apart(handle) == 0) ? top_k : 0;
     }

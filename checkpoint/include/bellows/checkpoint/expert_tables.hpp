@@ -17,7 +17,7 @@ namespace bellows {
 /// Throws Error{Io}, Error{Corrupt} for what is no JSON object, Error{InvalidArgument} that names
 /// the file and the place.
 std::vector<std::vector<std::int32_t>> read_expert_tables(const std::filesystem::path& file);
-/// Of a text; name: for errors.
+/// Returns the tables of a text, which errors call `name`.
 std::vector<std::vector<std::int32_t>> parse_expert_tables(std::string_view text,
                                                            const std::string& name);
 

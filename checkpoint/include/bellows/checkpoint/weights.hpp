@@ -22,9 +22,9 @@ namespace bellows {
 std::vector<float> read_tensor(const Checkpoint& checkpoint, const char* base,
                                const std::string& name, const ParameterInfo& info);
 
-/// What a store's parameter is in the model, where that is another one: a slot's matrix is one of
-/// the expert that the slot holds. Nothing: it is of no expert, and zero. Called from several
-/// threads at once.
+/// Returns the model's parameter that a parameter of a store stands for, where that is another one:
+/// a slot's matrix is one of the expert that the slot holds. It returns nothing for a slot without
+/// an expert, whose matrices are zero. Several threads call it at once.
 using ModelParameter = std::function<std::optional<ParameterInfo>(const ParameterInfo& info)>;
 
 /// All weights of a store; `masters` gets their f32 values, too.
